@@ -1,0 +1,131 @@
+"""What the engine is asked and what it answers: one frozen request in, a stream of events out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn. The filters run in this order: penalties and bias, temperature, top_p, top_k,
+    min_p."""
+
+    temperature: float = 0.0
+    """0 = greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 = off."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    """Divides (positive) or multiplies (negative) the logits of every token in prompt and output."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of each token in the output."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit once for each time it is in the output."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    no_repeat_ngram_size: int = 0
+    """Tokens that would complete an n-gram of the text pay 4 nats; 0 = off."""
+    seed: int | None = None
+    """The noise at a position depends on seed and position alone; None = a fresh seed for the request."""
+    logprobs: int | None = None
+    """None = no log-probabilities; k = the drawn token's and the k likeliest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """One generation."""
+
+    prompt: Seq[int]
+    """Token ids, at least one, below the vocabulary's size."""
+    max_tokens: int
+    """At least 1; the caller has clamped it to what fits behind the prompt."""
+    sampling: Sampling = Sampling()
+    stop: tuple[str, ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """The client's messages, for rules; empty for a plain completion."""
+    client: str = "plain"
+    """The client shape's name."""
+    cache: bool = True
+    """Whether cached state may be used and kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probabilities (nats) at one position, of the model's own distribution before any filter."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """The likeliest `(token, logprob)`, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that is final: it will not be taken back or changed. May be empty while characters are incomplete."""
+
+    text: str
+    tokens: int = 1
+    """How many tokens this piece accounts for (0 for text that the model did not write)."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """A prefill chunk was read."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The counts and times of one generation. Times in milliseconds."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens whose state came from a cache."""
+    completion_tokens: int = 0
+    rounds: int = 0
+    """Forward passes of the decode phase."""
+    draft_tokens: int = 0
+    draft_accepted: int = 0
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    cache_source: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The generation is over."""
+
+    reason: str
+    """`stop`, `length`, `timeout` or `abandoned`."""
+    stats: Stats
+    detail: str = ""
+    """Why exactly: `eos`, `stop_string`, `max_tokens`, `rule:NAME`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The generation broke. What was sent before stays valid."""
+
+    message: str
+    stats: Stats
+
+
+Event = Piece | PrefillProgress | Finished | Failed
+Sink = Callable[[list[Event]], None]
+"""Called on the engine's thread with the events of one step, in order. Must not block."""
+
+
+class Refused(Exception):
+    """The engine can't take the request now. `code` is one of `queue_full`, `draining`, `no_model`."""
+
+    def __init__(self, code: str, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after = retry_after
+        """Seconds after which another try makes sense."""

@@ -1,0 +1,175 @@
+"""The model contract: rows of tokens in, rows of logits out, and a sequence that keeps what was committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from tandem.core.plugin.part import Options, Part
+
+if TYPE_CHECKING:
+    import torch
+
+    from tandem.core.plugin.drafter import DraftSession
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What a model can do. The engine asks these, never the model's name."""
+
+    max_len: int
+    """The longest sequence, in rows."""
+    trim: bool = True
+    """`Sequence.trim` works at any length (a recurrent state can't be cut back)."""
+    tree: bool = True
+    """Blocks may branch. Without it the engine verifies chains only."""
+    joint: bool = True
+    """One `forward` takes blocks of several sequences."""
+    anchor_grid: int = 1
+    """A snapshot is useful at multiples of this many rows only; 1 = anywhere."""
+
+
+class Sequence(Protocol):
+    """The state of one token sequence: what has been committed, plus the rows of the last block until `commit`."""
+
+    @property
+    def length(self) -> int:
+        """Committed rows."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes this sequence holds, its spare room included."""
+        ...
+
+    def commit(self, path: Seq[int]) -> None:
+        """Keep the rows `path` of the last block, in that order, and drop its other rows.
+
+        `path` holds row indices, each row's parent just before it, the first one's parent -1. An empty path drops
+        the whole block. Must be called once after each `forward`, before the next.
+        """
+        ...
+
+    def trim(self, length: int) -> None:
+        """Drop the rows from `length` on. Only where `caps.trim`; raises ValueError when `length` is too large."""
+        ...
+
+    def snapshot(self) -> Any:
+        """A copy of the committed state, independent of what happens to the sequence later."""
+        ...
+
+    def restore(self, snapshot: Any) -> None:
+        """Make this sequence's state the snapshot's. The snapshot stays usable."""
+        ...
+
+    def close(self) -> None:
+        """Free what the sequence holds. Safe to call twice."""
+        ...
+
+
+@dataclass(slots=True)
+class Block:
+    """New rows of one sequence: a prefill chunk, one decode step, a chain of drafts or a tree are all this."""
+
+    sequence: Any
+    """The `Sequence` (made by the same model) that the rows extend."""
+    tokens: Seq[int]
+    """Token ids, `[n]`."""
+    parents: Seq[int] | None = None
+    """Row index of each row's parent, `[n]`, -1 = the last committed row. Parents come before their children.
+    None = a chain: row i hangs on row i - 1."""
+    logits: Seq[int] = ()
+    """The rows whose logits are wanted, ascending."""
+
+
+class Tokenizer(Protocol):
+    """Text to ids and ids to bytes."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the logits; every id is below it."""
+        ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The ids that end a generation."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`. Special tokens written in the text become their ids; none is added."""
+        ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that the token writes. Control tokens write none; unknown ids raise IndexError."""
+        ...
+
+
+class Model(Protocol):
+    """A loaded model."""
+
+    name: str
+    """What the checkpoint calls itself, for people."""
+    caps: Caps
+    tokenizer: Tokenizer
+    template: str | None
+    """The Jinja source of the chat template; None = the model has no chat format."""
+    template_vars: Mapping[str, Any]
+    """Names that the template may read besides the messages, such as `bos_token`."""
+    facts: Mapping[str, Any]
+    """What there is to say about the loaded weights: parameters, bytes, dtype. Shown in `/v1/models` and logs."""
+
+    def new_sequence(self, max_len: int) -> Sequence:
+        """An empty sequence that may grow to `max_len` rows. Room is taken as it grows, not at once."""
+        ...
+
+    def forward(self, blocks: Seq[Block]) -> list[torch.Tensor]:
+        """Run all blocks in one pass. One float32 tensor `[len(block.logits), vocab_size]` for each block.
+
+        The rows stay pending in their sequences until `commit`. Rows of one block see the committed rows and
+        their own ancestors, never another block.
+        """
+        ...
+
+    def drafter(self) -> DraftSession | None:
+        """A fresh drafting session of the model's own, for one generation, or None when it has no such thing."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a model's weights are. `path` exists: a file or a directory."""
+
+    path: Path
+    spec: str
+    """What the manifest said, for messages."""
+
+
+@runtime_checkable
+class Progress(Protocol):
+    """Told while long work runs: `done` of `total` units (bytes, tensors), and what is being done."""
+
+    def __call__(self, what: str, done: int, total: int) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelBuilder(Part):
+    """Builds a model out of a checkpoint.
+
+    `build(checkpoint, options, progress)` returns the loaded `Model`; `checkpoint` is None for a builder with
+    `needs_checkpoint=False`. It raises `ModelError` with a sentence that names what is wrong.
+    `describe(checkpoint, options)` says what would be loaded without loading it (for `tandem check`).
+    """
+
+    build: Callable[[Checkpoint | None, Options, Progress], Model]
+    architectures: tuple[str, ...] = ()
+    """The architecture names (`LlamaForCausalLM`, GGUF's `llama`) that this builder can load."""
+    needs_checkpoint: bool = True
+    describe: Callable[[Checkpoint | None, Options], Mapping[str, Any]] | None = None
+
+
+class ModelError(Exception):
+    """A checkpoint that can't be loaded. The message names the file, what is wrong and what would be right."""
