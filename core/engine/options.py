@@ -8,20 +8,24 @@ SERVER_OPTIONS = {
     "host": option("string", "The address to listen on.", "127.0.0.1"),
     "port": option("integer", "The TCP port to listen on; 0 picks a free one.", 8000, minimum=0, maximum=65535),
     "parallel": option(
-        "integer", "How many requests are generated at once, in joint passes over one copy of the weights.", 2, minimum=1
+        "integer",
+        "How many requests are generated at once, in joint passes over one copy of the weights.",
+        2,
+        minimum=1,
     ),
     "max_queue": option(
         "integer", "How many requests may wait for a free place; one more is refused with a 503.", 8, minimum=0
     ),
     "queue_timeout_s": option(
-        "number", "How long a request that is not streamed may wait for a place before its 429, in seconds.", 240, exclusiveMinimum=0
+        "number",
+        "How long a request that is not streamed may wait for a place before its 429, in seconds.",
+        240,
+        exclusiveMinimum=0,
     ),
     "request_timeout_s": option(
         "number", "How long one request may run before it ends with `timeout`, in seconds.", 3600, exclusiveMinimum=0
     ),
-    "default_max_tokens": option(
-        "integer", "The output limit of a request that names none.", 8192, minimum=1
-    ),
+    "default_max_tokens": option("integer", "The output limit of a request that names none.", 8192, minimum=1),
     "max_len": option(
         "integer",
         "The longest prompt and answer together, in tokens; 0 takes the model's own limit.",
@@ -38,7 +42,9 @@ SERVER_OPTIONS = {
     "drain_timeout_s": option(
         "number", "How long a stopping server waits for running answers, in seconds.", 60, minimum=0
     ),
-    "temperature": option("number", "The temperature of a request that names none; 0 is greedy.", 0.0, minimum=0, maximum=2),
+    "temperature": option(
+        "number", "The temperature of a request that names none; 0 is greedy.", 0.0, minimum=0, maximum=2
+    ),
     "top_p": option("number", "The nucleus of a request that names none.", 1.0, exclusiveMinimum=0, maximum=1),
     "top_k": option("integer", "The top-k of a request that names none; 0 is off.", 0, minimum=0),
     "torch_threads": option("integer", "CPU threads for the model; 0 leaves torch's own choice.", 0, minimum=0),

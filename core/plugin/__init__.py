@@ -79,4 +79,5 @@ __all__ = [
     "ToolCall",
     "Turn",
     "hookimpl",
+    "option",
 ]

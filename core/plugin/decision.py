@@ -64,4 +64,3 @@ class Narrator(Part):
     """
 
     build: Callable[[Options, Host], Callable[[str, Mapping[str, Any]], str | None]]
-

@@ -109,16 +109,31 @@ class Tokenizer(Protocol):
 class Model(Protocol):
     """A loaded model."""
 
-    name: str
-    """What the checkpoint calls itself, for people."""
-    caps: Caps
-    tokenizer: Tokenizer
-    template: str | None
-    """The Jinja source of the chat template; None = the model has no chat format."""
-    template_vars: Mapping[str, Any]
-    """Names that the template may read besides the messages, such as `bos_token`."""
-    facts: Mapping[str, Any]
-    """What there is to say about the loaded weights: parameters, bytes, dtype. Shown in `/v1/models` and logs."""
+    @property
+    def name(self) -> str:
+        """What the checkpoint calls itself, for people."""
+        ...
+
+    @property
+    def caps(self) -> Caps: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def template(self) -> str | None:
+        """The Jinja source of the chat template; None = the model has no chat format."""
+        ...
+
+    @property
+    def template_vars(self) -> Mapping[str, Any]:
+        """Names that the template may read besides the messages, such as `bos_token`."""
+        ...
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What there is to say about the loaded weights: parameters, bytes, dtype. Shown in `/v1/models` and logs."""
+        ...
 
     def new_sequence(self, max_len: int) -> Sequence:
         """An empty sequence that may grow to `max_len` rows. Room is taken as it grows, not at once."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from tandem.core.plugin.part import Part, option
+from tandem.core.plugin.part import option
 
 
 class SafePoint(Enum):

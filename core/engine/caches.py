@@ -1,0 +1,75 @@
+"""The cache stack: the tiers behind one door. The longest match wins; a tier that fails is dropped, nothing else."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Mapping, Sequence as Seq
+from functools import partial
+from typing import Any, TypeVar
+
+from tandem.core.plugin import CacheTier, Match, Moment, Sequence
+
+log = logging.getLogger("tandem.caches")
+T = TypeVar("T")
+
+
+class CacheStack:
+    """All tiers, in the manifest's order. `fail(name, reason)` is told when a tier raised and was dropped."""
+
+    def __init__(self, tiers: Seq[tuple[str, CacheTier]], fail: Callable[[str, str], None]) -> None:
+        self._tiers = list(tiers)
+        self._fail = fail
+
+    def resume(self, tokens: Seq[int], new_sequence: Callable[[], Sequence]) -> tuple[Sequence, str, int]:
+        """A sequence that holds the longest known beginning of `tokens`: `(sequence, tier's name, rows)`.
+
+        A cold start gives an empty one and `"none", 0`. The last token is never taken from a cache, since its
+        logits are needed.
+        """
+        wanted = tokens[:-1]
+        found: list[tuple[int, str, CacheTier, Match]] = []
+        for name, tier in list(self._tiers):
+            match = self._guard(name, tier, partial(tier.lookup, wanted), None)
+            if match is not None and 0 < match.length <= len(wanted):
+                found.append((match.length, name, tier, match))
+        sequence = new_sequence()
+        for length, name, tier, match in sorted(found, key=lambda item: -item[0]):
+            if self._guard(name, tier, partial(tier.resume, match, sequence), False) and sequence.length == length:
+                return sequence, name, length
+            if sequence.length:  # half restored: not to be trusted
+                sequence.close()
+                sequence = new_sequence()
+        return sequence, "none", 0
+
+    def offer(self, moment: Moment, tokens: Seq[int], sequence: Sequence) -> None:
+        """Let every tier look at the sequence, which has committed exactly `tokens`."""
+        for name, tier in list(self._tiers):
+            self._guard(name, tier, partial(tier.offer, moment, tokens, sequence), None)
+
+    def __bool__(self) -> bool:
+        return bool(self._tiers)
+
+    def stats(self) -> dict[str, Mapping[str, float]]:
+        return {name: self._guard(name, tier, tier.stats, {}) for name, tier in list(self._tiers)}
+
+    def clear(self) -> None:
+        for name, tier in list(self._tiers):
+            self._guard(name, tier, tier.clear, None)
+
+    def check(self) -> list[str]:
+        """Broken invariants of all tiers, each with the tier's name."""
+        problems: list[str] = []
+        for name, tier in list(self._tiers):
+            problems += [f"{name}: {problem}" for problem in self._guard(name, tier, tier.check, [])]
+        return problems
+
+    def _guard(self, name: str, tier: CacheTier, call: Callable[[], Any], otherwise: T) -> Any | T:
+        try:
+            return call()
+        except Exception as error:
+            reason = traceback.format_exception_only(error)[-1].strip()
+            log.warning("cache tier %s is switched off: %s", name, reason)
+            self._tiers = [(n, t) for n, t in self._tiers if t is not tier]
+            self._fail(name, reason)
+            return otherwise

@@ -1,0 +1,295 @@
+"""One request on its way through the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import replace
+from enum import Enum
+
+from torch import Tensor
+
+from tandem.core.answer import Answer
+from tandem.core.conductor import Watch
+from tandem.core.engine.caches import CacheStack
+from tandem.core.engine.drafting import MAX_NODES, Chooser
+from tandem.core.engine.request import Event, Failed, Finished, Generate, Piece, PrefillProgress, Stats
+from tandem.core.engine.sampling import Sampler
+from tandem.core.plugin import (
+    Block,
+    BlockEvent,
+    DraftSession,
+    DraftTree,
+    FinishEvent,
+    Model,
+    Moment,
+    SafePoint,
+    Sequence,
+)
+
+
+class Phase(Enum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+    DONE = "done"
+
+
+class Generation:
+    """The state of one running request. `Round` moves it: `next_block`, a forward pass, `take`.
+
+    Between two rounds the sequence has committed the prompt and the text so far, and `row` holds the logits of its
+    last token. A round draws the next token (the root) from `row`, drafts below it, verifies, and commits the
+    root with the drafted tokens that the model would have drawn itself.
+    """
+
+    def __init__(
+        self,
+        request: Generate,
+        model: Model,
+        *,
+        prefill_chunk: int = 512,
+        max_len: int | None = None,
+        caches: CacheStack | None = None,
+        drafts: Seq[DraftSession] = (),
+        chooser: Chooser | None = None,
+        watch: Watch | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.request = request
+        self.model = model
+        self.stats = Stats(prompt_tokens=len(request.prompt))
+        self.phase = Phase.PREFILL
+        self.output: list[int] = []
+        self.events: list[Event] = []
+        """What happened since the events were last collected."""
+        self.row: Tensor | None = None
+        self.tree: DraftTree | None = None
+        self.own_draft = False
+        """The tree is the model's own and certain; it is taken whole and teaches nothing."""
+        self.sampler = Sampler(request.sampling, request.prompt, model.tokenizer.vocab_size)
+        self._eos = model.tokenizer.eos_ids
+        self._answer = Answer(model.tokenizer, request.stop)
+        self._chunk = prefill_chunk
+        self._caches = caches if caches is not None and request.cache else None
+        self._drafts = list(drafts)
+        self._own = model.drafter()
+        self._chooser = chooser
+        self._watch = watch
+        self._clock = clock
+        self._began = clock()
+        self._prefilled = self._began
+        self._max_len = min(max_len or model.caps.max_len, model.caps.max_len)
+        self.sequence: Sequence = self._open_sequence()
+        self.done = self.sequence.length
+        """Prompt tokens committed so far."""
+        if watch is not None:
+            self._give_up_at(SafePoint.SP4, watch.request)
+
+    def _open_sequence(self) -> Sequence:
+        room = min(self._max_len, len(self.request.prompt) + self.request.max_tokens)
+        if self._caches is None:
+            return self.model.new_sequence(room)
+        sequence, source, rows = self._caches.resume(self.request.prompt, lambda: self.model.new_sequence(room))
+        self.stats = replace(self.stats, cached_tokens=rows, cache_source=source)
+        return sequence
+
+    # ------------------------------------------------------------------------------------------------ the round
+
+    def next_block(self, others: int = 0) -> Block | None:
+        """The rows to run next, or None when the generation ended. `others` rows share the pass."""
+        if self.phase is Phase.PREFILL:
+            return self._prefill_block()
+        if self.phase is Phase.DECODE:
+            return self._decode_block(others)
+        return None
+
+    def take(self, rows: Tensor) -> None:
+        """The logits of the block that `next_block` gave: walk them and commit."""
+        if self.phase is Phase.PREFILL:
+            self._take_prefill(rows)
+        elif self.phase is Phase.DECODE:
+            self._take_decode(rows)
+
+    def _prefill_block(self) -> Block:
+        prompt = self.request.prompt
+        end = min(self.done + self._chunk, len(prompt))
+        last = end == len(prompt)
+        return Block(self.sequence, prompt[self.done : end], logits=(end - self.done - 1,) if last else ())
+
+    def _take_prefill(self, rows: Tensor) -> None:
+        prompt = self.request.prompt
+        count = min(self._chunk, len(prompt) - self.done)
+        self.sequence.commit(range(count))
+        self.done += count
+        self.events.append(PrefillProgress(self.done, len(prompt)))
+        whole = self.done == len(prompt)
+        if self._caches:
+            self._caches.offer(Moment.GRID, prompt[: self.done], self.sequence)
+            if whole:
+                self._caches.offer(Moment.PROMPT_END, prompt, self.sequence)
+        if whole:
+            self.row = rows[0]
+            self.phase = Phase.DECODE
+            self._prefilled = self._clock()
+            self.stats = replace(self.stats, prefill_ms=(self._prefilled - self._began) * 1e3)
+            for session in self._sessions():
+                session.extend(prompt)
+
+    def _decode_block(self, others: int) -> Block | None:
+        assert self.row is not None
+        root = self.sampler.draw(self.row)
+        if root in self._eos:
+            self._finish("stop", "eos")
+            return None
+        logprob = self.sampler.logprob(self.row, root)
+        self.tree = self._draft(root, others)
+        self._accept(root, logprob)
+        if self.tree is None or self._ended_by_text():
+            # Nothing to verify with it: the token goes out before the pass that reads it.
+            return None if self._after_block(1) else Block(self.sequence, (root,), logits=(0,))
+        tree = self.tree
+        return Block(
+            self.sequence,
+            [root, *tree.tokens],
+            [-1, *(parent + 1 for parent in tree.parents)],
+            range(len(tree) + 1),
+        )
+
+    def _take_decode(self, rows: Tensor) -> None:
+        self.stats = replace(self.stats, rounds=self.stats.rounds + 1)
+        if self.tree is None:
+            self.sequence.commit((0,))
+            self.row = rows[0]
+            return
+        tree, accepted = self.tree, self._walk(self.tree, rows)
+        self.sequence.commit((0, *(node + 1 for node in accepted)))
+        self.row = rows[accepted[-1] + 1 if accepted else 0]
+        self.stats = replace(
+            self.stats,
+            draft_tokens=self.stats.draft_tokens + len(tree),
+            draft_accepted=self.stats.draft_accepted + len(accepted),
+        )
+        if self._chooser is not None and not self.own_draft:
+            self._chooser.learn(tree, accepted)
+        self._after_block(1 + len(accepted))
+
+    def _walk(self, tree: DraftTree, rows: Tensor) -> list[int]:
+        """Go down the verified tree along the tokens that the model draws itself; returns the accepted nodes.
+
+        Row 0 belongs to the root, row i + 1 to node i. Each draw sees the text up to its row, so penalties, bias and
+        log-probabilities are those of plain decoding.
+        """
+        choices = rows.argmax(dim=-1).tolist() if self.sampler.plain else None
+        child = {(parent, token): i for i, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))}
+        accepted: list[int] = []
+        node = -1
+        while not self._ended_by_text():
+            row = rows[node + 1]
+            token = choices[node + 1] if choices is not None else self.sampler.draw(row)
+            following = child.get((node, token))
+            if following is None or token in self._eos:
+                break
+            self._accept(token, self.sampler.logprob(row, token))
+            accepted.append(following)
+            node = following
+        return accepted
+
+    # ----------------------------------------------------------------------------------------------- its parts
+
+    def _sessions(self) -> list[DraftSession]:
+        return [self._own, *self._drafts] if self._own is not None else self._drafts
+
+    def _draft(self, root: int, others: int) -> DraftTree | None:
+        limit = min(MAX_NODES, self.request.max_tokens - len(self.output) - 1, self._room() - 1)
+        if limit <= 0:
+            return None
+        if self._own is not None:
+            own = self._own.propose(root, limit)
+            self.own_draft = bool(own)
+            if own:
+                return own
+        if self._chooser is None or not self._drafts:
+            return None
+        trees = [tree for session in self._drafts if (tree := session.propose(root, limit))]
+        return self._chooser.choose(trees, self.sequence.length, others) if trees else None
+
+    def _room(self) -> int:
+        """Rows that the sequence can still take."""
+        return self._max_len - self.sequence.length
+
+    def _accept(self, token: int, logprob: object = None) -> None:
+        """The token is part of the text now."""
+        self.output.append(token)
+        self.sampler.push(token)
+        self.events.extend(self._answer.feed(token, logprob))  # type: ignore[arg-type]
+
+    def _ended_by_text(self) -> bool:
+        return self._answer.stopped is not None or len(self.output) >= self.request.max_tokens
+
+    def _after_block(self, count: int) -> bool:
+        """Everything that follows an accepted block of `count` tokens; True when the generation is over."""
+        for session in self._sessions():
+            session.extend(self.output[-count:])
+        if self._answer.stopped is not None:
+            self._finish("stop", "stop_string")
+        elif len(self.output) >= self.request.max_tokens or self._room() < 1:
+            self._finish("length", "max_tokens")
+        elif self._watch is not None and self._watch.wants(SafePoint.SP1):
+            new = "".join(event.text for event in self.events if isinstance(event, Piece))
+            self._give_up_at(SafePoint.SP1, BlockEvent(self._answer.text, new, len(self.output)))
+        return self.phase is Phase.DONE
+
+    # --------------------------------------------------------------------------------------------------- ending
+
+    def _finish(self, reason: str, detail: str) -> None:
+        self.events.extend(self._answer.end())
+        if self._watch is not None and self._watch.wants(SafePoint.SP2):
+            event = FinishEvent(self._answer.text, len(self.output), reason)
+            if self._give_up_at(SafePoint.SP2, event):
+                return
+        self._close(Finished(reason, self.final_stats(), detail))
+
+    def _give_up_at(self, point: SafePoint, event: object) -> bool:
+        """Ask the rules at this point; True when one ended the answer with its sentence."""
+        assert self._watch is not None
+        act = self._watch.at(point, event)  # type: ignore[arg-type]
+        if act is None:
+            return False
+        name, action = act
+        self.events.extend(self._answer.end())
+        if action.text:
+            self.events.append(self._answer.add(action.text))
+        self._close(Finished("stop", self.final_stats(), f"rule:{name}"))
+        return True
+
+    def end(self, reason: str) -> None:
+        """Stop from outside: `abandoned` or `timeout`."""
+        if self.phase is not Phase.DONE:
+            self.events.extend(self._answer.end())
+            self._close(Finished(reason, self.final_stats(), reason))
+
+    def fail(self, message: str) -> None:
+        """The engine can't go on with this request."""
+        if self.phase is not Phase.DONE:
+            self._close(Failed(message, self.final_stats()), keep=False)
+
+    def final_stats(self) -> Stats:
+        now = self._clock()
+        decode = (now - self._prefilled) * 1e3 if self.phase is Phase.DECODE else 0.0
+        prefill = self.stats.prefill_ms if self.phase is Phase.DECODE else (now - self._began) * 1e3
+        return replace(self.stats, completion_tokens=len(self.output), decode_ms=decode, prefill_ms=prefill)
+
+    def _close(self, last: Finished | Failed, keep: bool = True) -> None:
+        if keep and self._caches and self.phase is Phase.DECODE:
+            text = [*self.request.prompt, *self.output][: self.sequence.length]
+            if len(text) == self.sequence.length:
+                self._caches.offer(Moment.GENERATION_END, text, self.sequence)
+        self.events.append(last)
+        self.phase = Phase.DONE
+        self.sequence.close()
+        self.row = None
+
+    def collect(self) -> list[Event]:
+        """The events since the last call."""
+        events, self.events = self.events, []
+        return events

@@ -1,0 +1,38 @@
+"""The round: draft, verify, walk, commit, for every running sequence in one joint pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+
+import torch
+
+from tandem.core.engine.drafting import Prices
+from tandem.core.engine.generation import Generation, Phase
+from tandem.core.plugin import Block, Model
+
+
+@torch.inference_mode()
+def run_round(model: Model, generations: Seq[Generation], prices: Prices | None = None) -> None:
+    """One step for each generation. Afterwards each has new events, and some may be done.
+
+    Prefill chunks, plain steps and draft trees are all blocks of rows, so they share the pass that reads the
+    weights. A model that can't join blocks is passed them one at a time.
+    """
+    work: list[tuple[Generation, Block]] = []
+    rows = 0
+    for generation in generations:
+        block = generation.next_block(others=rows)
+        if block is not None:
+            work.append((generation, block))
+            rows += len(block.tokens)
+    passes = [work] if model.caps.joint and work else [[one] for one in work]
+    for joined in passes:
+        start = time.perf_counter()
+        decoding = joined[0][0].phase is Phase.DECODE
+        context = joined[0][0].sequence.length
+        logits = model.forward([block for _, block in joined])
+        for (generation, _), block_rows in zip(joined, logits, strict=True):
+            generation.take(block_rows)
+        if prices is not None and decoding and len(joined) == 1:
+            prices.observe(len(joined[0][1].tokens), context, time.perf_counter() - start)

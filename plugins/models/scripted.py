@@ -1,0 +1,361 @@
+"""A model that writes what it is told, for tests, demonstrations and load work. It needs no weights."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tandem.core.plugin import (
+    Block,
+    Caps,
+    Checkpoint,
+    DraftTree,
+    ModelBuilder,
+    Options,
+    Progress,
+    hookimpl,
+    option,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+TANDEM_API = ">=0.1,<0.2"
+
+END, SYSTEM, USER, ASSISTANT, TOOL = range(256, 261)
+SPECIALS = {"<|end|>": END, "<|system|>": SYSTEM, "<|user|>": USER, "<|assistant|>": ASSISTANT, "<|tool|>": TOOL}
+VOCAB = 261
+MAX_LEN = 262_144
+
+TEMPLATE = """\
+{%- if tools %}<|system|>{{ tools | tojson }}<|end|>{% endif -%}
+{%- for message in messages -%}
+<|{{ message.role }}|>{{ message.content or "" }}<|end|>
+{%- endfor -%}
+{%- if add_generation_prompt %}<|assistant|>{% endif -%}
+"""
+
+
+class ByteTokenizer:
+    """One token a byte, and a few specials for the turns."""
+
+    vocab_size = VOCAB
+    eos_ids = frozenset({END})
+    _split = re.compile("(" + "|".join(map(re.escape, SPECIALS)) + ")")
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for part in self._split.split(text):
+            if part in SPECIALS:
+                ids.append(SPECIALS[part])
+            else:
+                ids.extend(part.encode("utf-8", "surrogatepass"))
+        return ids
+
+    def token_bytes(self, token: int) -> bytes:
+        if not 0 <= token < VOCAB:
+            raise IndexError(f"token {token} is outside the vocabulary of {VOCAB}")
+        return bytes((token,)) if token < 256 else b""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One block of the script: its bytes, and how long it makes the reader wait before it."""
+
+    data: bytes
+    pause_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What one answer will be. `starts[i]` is the offset of entry i; without `end` the last entry repeats for ever."""
+
+    entries: tuple[Entry, ...]
+    end: bool = True
+    data: bytes = b""
+    starts: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, entries: Seq[Entry], end: bool = True) -> Script:
+        starts, at = [], 0
+        for entry in entries:
+            starts.append(at)
+            at += len(entry.data)
+        return cls(tuple(entries), end, b"".join(entry.data for entry in entries), tuple(starts))
+
+    def token(self, offset: int) -> int:
+        """The token at `offset` of the answer."""
+        if offset < len(self.data):
+            return self.data[offset]
+        if self.end or not self.entries or not self.entries[-1].data:
+            return END
+        last = self.entries[-1].data
+        return last[(offset - len(self.data)) % len(last)]
+
+    def entry_at(self, offset: int) -> tuple[int, float]:
+        """`(bytes left in the entry, pause before it)`; the pause only at the entry's first byte."""
+        if offset < len(self.data):
+            index = bisect_right(self.starts, offset) - 1
+            start, entry = self.starts[index], self.entries[index]
+            return start + len(entry.data) - offset, entry.pause_s if start == offset else 0.0
+        if not self.end and self.entries and self.entries[-1].data:
+            last = self.entries[-1].data
+            return len(last) - (offset - len(self.data)) % len(last), 0.0
+        return 0, 0.0
+
+
+def read_script(text: str, reply: Script) -> Script:
+    """The script in a user message, or `reply` when the message is not a JSON object with the key `script`."""
+    if not text.lstrip().startswith("{"):
+        return reply
+    try:
+        told = json.loads(text)
+    except ValueError:
+        return reply
+    if not isinstance(told, dict) or "script" not in told:
+        return reply
+    items = told["script"]
+    if not isinstance(items, list):
+        return spoken('script must be a list of strings, {"hex": ...} and {"sleep_ms": ...}.')
+    entries: list[Entry] = []
+    pause = 0.0
+    for index, item in enumerate(items):
+        if isinstance(item, dict) and isinstance(item.get("sleep_ms"), int | float):
+            pause += item["sleep_ms"] / 1e3
+            continue
+        data = _entry_bytes(item)
+        if data is None:
+            return spoken(f'script[{index}] is neither a string nor {{"hex": ...}} nor {{"sleep_ms": ...}}.')
+        if data:
+            entries.append(Entry(data, pause))
+            pause = 0.0
+    return Script.of(entries, told.get("end", True) is not False)
+
+
+def _entry_bytes(item: Any) -> bytes | None:
+    if isinstance(item, str):
+        return item.encode("utf-8", "surrogatepass")
+    if isinstance(item, dict) and isinstance(item.get("hex"), str):
+        try:
+            return bytes.fromhex(item["hex"])
+        except ValueError:
+            return None
+    return None
+
+
+def spoken(text: str) -> Script:
+    """A plain answer, one entry a word."""
+    return Script.of([Entry(word.encode()) for word in re.findall(r"\S+\s*|\s+", text)])
+
+
+@dataclass(slots=True)
+class ScriptedSequence:
+    """The tokens so far. The answer starts where the first logits were asked for."""
+
+    reply: Script
+    max_len: int
+    tokens: list[int] = field(default_factory=list)
+    pending: Block | None = None
+    answer_at: int | None = None
+    script: Script | None = None
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        return 8 * len(self.tokens)
+
+    def commit(self, path: Seq[int]) -> None:
+        if self.pending is None:
+            raise ValueError("commit without a forward pass before it")
+        block, self.pending = self.pending, None
+        before = -1
+        for row in path:
+            parent = row - 1 if block.parents is None else block.parents[row]
+            if parent != before:
+                raise ValueError(f"row {row} hangs on row {parent}, not on {before}: not a path")
+            self.tokens.append(block.tokens[row])
+            before = row
+
+    def trim(self, length: int) -> None:
+        if not 0 <= length <= len(self.tokens):
+            raise ValueError(f"can't trim {len(self.tokens)} rows to {length}")
+        del self.tokens[length:]
+        self.answer_at = self.script = None
+
+    def snapshot(self) -> Any:
+        return list(self.tokens), self.answer_at, self.script
+
+    def restore(self, snapshot: Any) -> None:
+        tokens, self.answer_at, self.script = snapshot
+        self.tokens = list(tokens)
+        self.pending = None
+
+    def close(self) -> None:
+        self.tokens = []
+        self.pending = None
+
+    def path_to(self, block: Block, row: int) -> list[int]:
+        """The block's tokens from the last committed one down to `row`."""
+        path: list[int] = []
+        while row >= 0:
+            path.append(block.tokens[row])
+            row = row - 1 if block.parents is None else block.parents[row]
+        return path[::-1]
+
+    def begin_answer(self, prompt: Seq[int]) -> Script:
+        """Read the script out of the prompt that ends where the answer begins."""
+        self.answer_at = len(prompt)
+        self.script = read_script(_last_user_message(prompt), self.reply)
+        return self.script
+
+
+def _last_user_message(prompt: Seq[int]) -> str:
+    """The text of the last user turn, or the whole prompt when it has no turns."""
+    if USER not in prompt:
+        turn = list(prompt)
+    else:
+        start = len(prompt) - 1 - list(reversed(prompt)).index(USER) + 1
+        turn = list(prompt[start:])
+        if END in turn:
+            turn = turn[: turn.index(END)]
+    return bytes(token for token in turn if token < 256).decode("utf-8", "replace")
+
+
+class ScriptDraft:
+    """Drafts the rest of the entry that has begun, so that one entry is accepted as one block."""
+
+    def __init__(self, model: ScriptedModel) -> None:
+        self._model = model
+        self._prompt: int | None = None
+        self._script: Script | None = None
+        self._written = 0
+
+    def extend(self, tokens: Seq[int]) -> None:
+        if self._script is None:
+            self._script = read_script(_last_user_message(tokens), self._model.reply)
+        else:
+            self._written += len(tokens)
+
+    def propose(self, root: int, limit: int) -> DraftTree | None:
+        script = self._script
+        if script is None or root != script.token(self._written):
+            return None
+        left, pause = script.entry_at(self._written)
+        tree = DraftTree(source="script")
+        for offset in range(self._written + 1, self._written + min(left, limit + 1)):
+            tree.add(script.token(offset), len(tree) - 1, 1.0)
+        if not len(tree) and pause:
+            # A lone byte would be shown before the pass that waits; a guess that can't come true holds it back.
+            tree.add(TOOL, -1, 0.0)
+        return tree if len(tree) else None
+
+
+class ScriptedModel:
+    """Writes the script that the last user message holds, or a fixed reply."""
+
+    def __init__(self, options: Options) -> None:
+        import torch
+
+        self.name = "scripted"
+        self.caps = Caps(max_len=MAX_LEN)
+        self.tokenizer = ByteTokenizer()
+        self.template: str | None = TEMPLATE
+        self.template_vars: Mapping[str, Any] = {}
+        self.facts: Mapping[str, Any] = {"architecture": "scripted", "vocabulary": VOCAB, "context_length": MAX_LEN}
+        self.reply = spoken(options["reply"])
+        self._tokens_per_s = options["tokens_per_s"]
+        self._prefill_per_s = options["prefill_per_s"]
+        # Every id gets some logit, so that a mask that forbids the script's token still leaves an order.
+        self._base = torch.tensor([-10.0 - (id * 37 % 101) / 10 for id in range(256)] + [-40.0] * (VOCAB - 256))
+
+    def new_sequence(self, max_len: int) -> ScriptedSequence:
+        return ScriptedSequence(self.reply, max_len)
+
+    def drafter(self) -> ScriptDraft:
+        return ScriptDraft(self)
+
+    def forward(self, blocks: Seq[Block]) -> list[torch.Tensor]:
+        delays = [0.0]
+        rows = [self._rows(block, delays) for block in blocks]
+        if max(delays) > 0:
+            time.sleep(max(delays))  # blocks of one pass run side by side
+        return rows
+
+    def _rows(self, block: Block, delays: list[float]) -> Tensor:
+
+        sequence: ScriptedSequence = block.sequence
+        count = len(block.tokens)
+        if sequence.pending is not None:
+            raise ValueError("a block is still waiting for its commit")
+        if sequence.length + count > sequence.max_len:
+            raise ValueError(f"{sequence.length} + {count} rows pass the sequence's limit of {sequence.max_len}")
+        sequence.pending = block
+        if sequence.answer_at is not None and sequence.script is not None:
+            first = block.tokens[0]
+            offset = sequence.length - sequence.answer_at
+            if first == sequence.script.token(offset):
+                delays.append(sequence.script.entry_at(offset)[1])
+            if self._tokens_per_s:
+                delays.append(count / self._tokens_per_s)
+        elif self._prefill_per_s:
+            delays.append(count / self._prefill_per_s)
+        out = self._base.repeat(len(block.logits), 1)
+        for index, row in enumerate(block.logits):
+            path = sequence.path_to(block, row)
+            script = sequence.script
+            if script is None or sequence.answer_at is None or ASSISTANT in path:
+                script = sequence.begin_answer([*sequence.tokens, *path])
+            assert sequence.answer_at is not None
+            out[index, script.token(sequence.length + len(path) - sequence.answer_at)] = 40.0
+        return out
+
+    def close(self) -> None:
+        return
+
+
+def _build(checkpoint: Checkpoint | None, options: Options, progress: Progress) -> ScriptedModel:
+    return ScriptedModel(options)
+
+
+def _describe(checkpoint: Checkpoint | None, options: Options) -> Mapping[str, Any]:
+    return {"architecture": "scripted", "vocabulary": VOCAB, "context_length": MAX_LEN}
+
+
+@hookimpl
+def tandem_models() -> list[ModelBuilder]:
+    return [
+        ModelBuilder(
+            name="scripted",
+            doc=__doc__ + "\n\n"
+            "When the last user message is a JSON object with the key `script`, exactly that is written: "
+            'a list of strings, `{"hex": "f09f"}` for raw bytes and `{"sleep_ms": 50}` for pauses, each entry accepted '
+            'as one block, then the end token unless `"end": false` is given (the last entry is then repeated for '
+            "ever). Otherwise it writes the option `reply`.",
+            build=_build,
+            describe=_describe,
+            architectures=("scripted",),
+            needs_checkpoint=False,
+            options={
+                "reply": option(
+                    "string",
+                    "What the model answers when the user message holds no script.",
+                    "Hello from the scripted model. Send a JSON object with a script and I will write exactly that.",
+                ),
+                "tokens_per_s": option(
+                    "number", "Decode speed in tokens (bytes) a second; 0 is as fast as it goes.", 0, minimum=0
+                ),
+                "prefill_per_s": option(
+                    "number", "Prefill speed in tokens (bytes) a second; 0 is as fast as it goes.", 0, minimum=0
+                ),
+            },
+        )
+    ]
