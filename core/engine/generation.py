@@ -53,6 +53,7 @@ class Generation:
         drafts: Seq[DraftSession] = (),
         chooser: Chooser | None = None,
         watch: Watch | None = None,
+        own_draft: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.request = request
@@ -64,7 +65,7 @@ class Generation:
         """What happened since the events were last collected."""
         self.row: Tensor | None = None
         self.tree: DraftTree | None = None
-        self.own_draft = False
+        self.certain = False
         """The tree is the model's own and certain; it is taken whole and teaches nothing."""
         self.sampler = Sampler(request.sampling, request.prompt, model.tokenizer.vocab_size)
         self._eos = model.tokenizer.eos_ids
@@ -72,7 +73,7 @@ class Generation:
         self._chunk = prefill_chunk
         self._caches = caches if caches is not None and request.cache else None
         self._drafts = list(drafts)
-        self._own = model.drafter()
+        self._own = model.drafter() if own_draft else None
         self._chooser = chooser
         self._watch = watch
         self._clock = clock
@@ -169,7 +170,7 @@ class Generation:
             draft_tokens=self.stats.draft_tokens + len(tree),
             draft_accepted=self.stats.draft_accepted + len(accepted),
         )
-        if self._chooser is not None and not self.own_draft:
+        if self._chooser is not None and not self.certain:
             self._chooser.learn(tree, accepted)
         self._after_block(1 + len(accepted))
 
@@ -205,7 +206,7 @@ class Generation:
             return None
         if self._own is not None:
             own = self._own.propose(root, limit)
-            self.own_draft = bool(own)
+            self.certain = bool(own)
             if own:
                 return own
         if self._chooser is None or not self._drafts:

@@ -35,7 +35,7 @@ def read(source: str | Path | Mapping[str, Any], overrides: Iterable[str]) -> Tr
     else:
         tree = _from_file(_find(source, Path(), Problem(str(source), 0, "", "")), ())
     for number, text in enumerate(overrides, 1):
-        tree = merge(tree, _from_override(text, number))
+        tree = merge(tree, _from_override(tree, text, number))
     return tree
 
 
@@ -113,8 +113,8 @@ def _extended(tree: Tree, chain: tuple[Path, ...]) -> Tree:
     return merge(_from_file(path, chain), tree)
 
 
-def _from_override(text: str, number: int) -> Tree:
-    """One layer out of "path.to.key=value"; the value is YAML."""
+def _from_override(below: Tree, text: str, number: int) -> Tree:
+    """One layer out of "path.to.key=value", to be merged over `below`; the value is YAML."""
     path, equals, value = text.partition("=")
     keys = tuple(path.strip().split("."))
     if not equals or not all(keys):
@@ -129,8 +129,8 @@ def _from_override(text: str, number: int) -> Tree:
     nested = inner.value
     for key in reversed(keys):
         nested = {key: nested}
-    places = [keys[:depth] for depth in range(len(keys))] + [(*keys, *below) for below in inner.marks]
-    tree = Tree(nested, dict.fromkeys(places, mark))
+    above = [keys[:depth] for depth in range(len(keys)) if keys[:depth] not in below.marks]
+    tree = Tree(nested, dict.fromkeys([*above, *((*keys, *inside) for inside in inner.marks)], mark))
     _unify_sections(tree)
     return tree
 
