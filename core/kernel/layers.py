@@ -18,7 +18,7 @@ from tandem.core.kernel.problems import ManifestError, Problem, nearest
 from tandem.core.kernel.yaml12 import Keys, Mark, Tree, parse
 from tandem.core.plugin.hookspecs import KINDS
 
-FORMAT_VERSION = 1
+MANIFEST_VERSION = 1
 MODEL = "model"
 PART_SECTIONS = tuple(kind.plural for kind in KINDS if kind.noun != MODEL)
 
@@ -97,7 +97,7 @@ def _from_mapping(source: Mapping[str, Any]) -> Tree:
 
 def _extended(tree: Tree, chain: tuple[Path, ...]) -> Tree:
     """`tree` over the manifest that it extends. `chain` holds the files from the first child to this one."""
-    _check_format(tree)
+    _check_version(tree)
     name = tree.value.pop("extends", None)
     _unify_sections(tree)
     if name is None:
@@ -135,17 +135,17 @@ def _from_override(below: Tree, text: str, number: int) -> Tree:
     return tree
 
 
-def _check_format(tree: Tree) -> None:
+def _check_version(tree: Tree) -> None:
     mark = tree.mark(())
     if not isinstance(tree.value, dict):
         raise ManifestError([Problem(mark.file, mark.line, "", "a manifest is a mapping of sections")])
     version = tree.value.get("tandem")
     if version is None:
-        message = f"the first line must say which form this file has: `tandem: {FORMAT_VERSION}`"
+        message = f"the first line must say which form this file has: `tandem: {MANIFEST_VERSION}`"
         raise ManifestError([Problem(mark.file, mark.line, "tandem", message)])
-    if type(version) is not int or version != FORMAT_VERSION:
+    if type(version) is not int or version != MANIFEST_VERSION:
         mark = tree.mark(("tandem",))
-        message = f"this Tandem reads version {FORMAT_VERSION}, not {version}"
+        message = f"this Tandem reads version {MANIFEST_VERSION}, not {version}"
         raise ManifestError([Problem(mark.file, mark.line, "tandem", message)])
 
 

@@ -151,8 +151,9 @@ def _check_model(check: OptionCheck, registry: Registry) -> ModelSection | None:
         return None
     name = given.get("plugin") if isinstance(given, dict) else None
     builder = None
-    if isinstance(name, str) and name not in registry.names(MODELS.plural):
-        check.unknown((*keys, "plugin"), _not_installed(name, MODELS.plural, registry), registry.names(MODELS.plural))
+    names = registry.names(MODELS.plural)
+    if isinstance(name, str) and name not in names:
+        check.unknown((*keys, "plugin"), _not_installed(name, MODELS.plural, registry), names, name)
     elif isinstance(name, str):
         builder = registry.load(MODELS.plural, name)
     if builder is None and isinstance(given, dict):

@@ -30,16 +30,16 @@ _Validator: Any = jsonschema.validators.extend(_base, type_checker=_types)
 
 def check_schemas(options: Schemas) -> None:
     """Raises ValueError unless `options` are valid schemas whose defaults satisfy them."""
-    schema = options_schema(options)
     try:
-        _Validator.check_schema(schema)
-        given = dict.fromkeys(schema["required"])
-        loose = {**schema, "properties": {k: v for k, v in schema["properties"].items() if k not in given}}
-        _validator(loose).validate({**given, **with_defaults(options, {})})
+        _Validator.check_schema(options_schema(options), format_checker=_base.FORMAT_CHECKER)
     except jsonschema.SchemaError as error:
         raise ValueError(f"option schema {'.'.join(map(str, error.path))}: {error.message}") from None
-    except jsonschema.ValidationError as error:
-        raise ValueError(f"default of option {'.'.join(map(str, error.path))}: {error.message}") from None
+    for name, schema in options.items():
+        if "default" in schema:
+            try:
+                _validator(schema).validate(schema["default"])
+            except jsonschema.ValidationError as error:
+                raise ValueError(f"default of option {name}: {error.message}") from None
 
 
 class OptionCheck:
@@ -55,10 +55,10 @@ class OptionCheck:
         mark = self.tree.mark(keys)
         self.problems.append(Problem(mark.file, mark.line, ".".join(keys), message, hint))
 
-    def unknown(self, keys: Keys, what: str, known: Iterable[str]) -> None:
-        """Report that the last of `keys` is not one of `known`."""
+    def unknown(self, keys: Keys, what: str, known: Iterable[str], word: str | None = None) -> None:
+        """Report that `word` (or else the last of `keys`) is not one of `known`."""
         words = list(known)
-        hint = nearest(keys[-1], words)
+        hint = nearest(word or keys[-1], words)
         listed = f"; there are: {', '.join(words)}" if words and hint is None else ""
         self.report(keys, f"{what}{listed}", hint)
 
@@ -68,8 +68,11 @@ class OptionCheck:
             self.report(keys, f"must be a mapping of options, not {self.shown(keys, given)}")
             return with_defaults(schemas, {})
         given = {name: self._from_text((*keys, name), value, schemas.get(name)) for name, value in given.items()}
-        for error in _validator(options_schema(schemas)).iter_errors(given):
-            self._report_error(keys, error)
+        try:
+            for error in _validator(options_schema(schemas)).iter_errors(given):
+                self._report_error(keys, error)
+        except referencing.exceptions.Unresolvable as error:
+            self.report(keys, f"can't be checked: the schema of its options refers to `{error.ref}`, which isn't there")
         return with_defaults(schemas, given)
 
     def shown(self, keys: Keys, value: Any) -> str:
@@ -90,27 +93,27 @@ class OptionCheck:
     def _report_error(self, keys: Keys, error: jsonschema.ValidationError) -> None:
         at = (*keys, *map(str, error.absolute_path))
         shown = self.shown(at, error.instance)
-        rule, wanted = error.validator, error.validator_value
-        if rule == "additionalProperties" and wanted is False:
+        keyword, wanted = error.validator, error.validator_value
+        if keyword == "additionalProperties" and wanted is False:
             for name in _extra(error):
                 self.unknown((*at, name), "unknown option", error.schema.get("properties", {}))  # type: ignore[union-attr]
-        elif rule == "required":
+        elif keyword == "required":
             for name in [name for name in wanted if name not in error.instance]:  # type: ignore[union-attr, operator]
                 properties = error.schema.get("properties", {})  # type: ignore[union-attr]
                 sentence = properties.get(name, {}).get("description", "")
                 self.report(at, f"`{name}` is missing{': ' + sentence if sentence else ''}")
-        elif rule == "type":
+        elif keyword == "type":
             words = [wanted] if isinstance(wanted, str) else list(wanted)  # type: ignore[arg-type]
             self.report(at, f"must be {' or '.join(map(_with_article, words))}, not {shown}")
-        elif rule == "enum":
+        elif keyword == "enum":
             words = [word for word in wanted if isinstance(word, str)]  # type: ignore[union-attr]
             hint = nearest(error.instance, words) if isinstance(error.instance, str) else None
             listed = ", ".join(json.dumps(word, ensure_ascii=False) for word in wanted)  # type: ignore[union-attr]
             self.report(at, f"must be one of {listed}, not {shown}", hint)
-        elif rule in _BOUNDS:
-            self.report(at, f"must be {_BOUNDS[rule]} {wanted}, not {shown}")
+        elif keyword in _BOUNDS:
+            self.report(at, f"must be {_BOUNDS[keyword]} {wanted}, not {shown}")
         else:
-            self.report(at, f"{shown} does not satisfy `{rule}: {json.dumps(wanted, default=str)}`")
+            self.report(at, f"{shown} does not satisfy `{keyword}: {json.dumps(wanted, default=str)}`")
 
 
 _BOUNDS = {

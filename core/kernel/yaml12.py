@@ -67,6 +67,8 @@ def parse(text: str | bytes, file: str, base: Path) -> Tree:
         raise ManifestError([Problem(file, mark.line + 1 if mark else 0, "", message)]) from None
     except yaml.YAMLError as error:
         raise ManifestError([Problem(file, 0, "", f"not valid YAML: {' '.join(str(error).split())}")]) from None
+    except (ValueError, OverflowError):  # PyYAML turns `\U` escapes into characters without looking
+        raise ManifestError([Problem(file, 0, "", "not valid YAML: an escape that is no character")]) from None
     except RecursionError:
         raise ManifestError([Problem(file, 0, "", "nested too deeply")]) from None
 

