@@ -2,6 +2,7 @@
 
 from tandem.core.answer.chain import Answer
 from tandem.core.answer.detokenizer import Detokenizer
+from tandem.core.answer.reasoning import ReasoningSplit
 from tandem.core.answer.stop import StopStrings
 
-__all__ = ["Answer", "Detokenizer", "StopStrings"]
+__all__ = ["Answer", "Detokenizer", "ReasoningSplit", "StopStrings"]

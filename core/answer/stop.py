@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 
+from tandem.core.answer.held import Held, open_end
 from tandem.core.engine.request import Piece
 
 
@@ -19,8 +18,7 @@ class StopStrings:
 
     def __init__(self, stops: Seq[str]) -> None:
         self._stops = tuple(stops)
-        self._held: deque[Piece] = deque()
-        self._text = ""  # of the held pieces
+        self._held = Held()
         self.matched: str | None = None
         """The stop string that ended the text."""
 
@@ -30,56 +28,23 @@ class StopStrings:
             return []
         if not self._stops:
             return [piece]
-        self._held.append(piece)
-        self._text += piece.text
+        self._held.push(piece)
         found = self._first_match()
-        if found is not None:
-            start, self.matched = found
-            released = self._release(start)
-            self._held.clear()
-            return released
-        return self._release(len(self._text) - self._open_end())
+        if found is None:
+            return self._held.take(len(self._held.text) - open_end(self._held.text, self._stops))
+        start, self.matched = found
+        released = self._held.take(start) if start else []
+        self._held.take_all()
+        return released
 
     def end(self) -> list[Piece]:
         """What was held, now that no more text comes."""
-        return [] if self.matched is not None else self._release(len(self._text), everything=True)
+        return self._held.take_all()
 
     def _first_match(self) -> tuple[int, str] | None:
-        ends = [(at + len(stop), at, stop) for stop in self._stops if (at := self._text.find(stop)) >= 0]
+        text = self._held.text
+        ends = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if not ends:
             return None
         _, start, stop = min(ends)
         return start, stop
-
-    def _open_end(self) -> int:
-        """Length of the longest proper beginning of a stop string that the text ends with."""
-        return max(
-            (
-                n
-                for stop in self._stops
-                for n in range(min(len(stop) - 1, len(self._text)), 0, -1)
-                if self._text.endswith(stop[:n])
-            ),
-            default=0,
-        )
-
-    def _release(self, length: int, everything: bool = False) -> list[Piece]:
-        """Hand out the first `length` held characters; a piece that straddles the line is split, its token counted
-        with the part that goes out last. A piece without text goes with the text before it."""
-        out: list[Piece] = []
-        while self._held:
-            piece = self._held[0]
-            size = len(piece.text)
-            if size > length or (size and length == 0):
-                break
-            if size == 0 and length == 0 and self._text and not everything:
-                break
-            out.append(self._held.popleft())
-            length -= size
-            self._text = self._text[size:]
-        if length > 0 and self._held:
-            piece = self._held[0]
-            out.append(Piece(piece.text[:length], tokens=0))
-            self._held[0] = replace(piece, text=piece.text[length:])
-            self._text = self._text[length:]
-        return out

@@ -15,6 +15,7 @@ from tandem.core.engine.caches import CacheStack
 from tandem.core.engine.drafting import MAX_NODES, Chooser
 from tandem.core.engine.request import Event, Failed, Finished, Generate, Piece, PrefillProgress, Stats
 from tandem.core.engine.sampling import Sampler
+from tandem.core.engine.steering import Steering
 from tandem.core.plugin import (
     Block,
     BlockEvent,
@@ -69,7 +70,9 @@ class Generation:
         """The tree is the model's own and certain; it is taken whole and teaches nothing."""
         self.sampler = Sampler(request.sampling, request.prompt, model.tokenizer.vocab_size)
         self._eos = model.tokenizer.eos_ids
-        self._answer = Answer(model.tokenizer, request.stop)
+        thinking = request.thinking
+        self._answer = Answer(model.tokenizer, request.stop, *((thinking.tags, thinking.opened) if thinking else ()))
+        self._steering = Steering(self._answer, thinking, request.constraint() if request.constraint else None)
         self._chunk = prefill_chunk
         self._caches = caches if caches is not None and request.cache else None
         self._drafts = list(drafts)
@@ -104,12 +107,12 @@ class Generation:
             return self._decode_block(others)
         return None
 
-    def take(self, rows: Tensor) -> None:
-        """The logits of the block that `next_block` gave: walk them and commit."""
+    def take(self, block: Block, rows: Tensor) -> None:
+        """The wanted logits of the block that `next_block` gave: walk them and commit."""
         if self.phase is Phase.PREFILL:
             self._take_prefill(rows)
         elif self.phase is Phase.DECODE:
-            self._take_decode(rows)
+            self._take_decode(rows, len(block.tokens))
 
     def _prefill_block(self) -> Block:
         prompt = self.request.prompt
@@ -138,7 +141,12 @@ class Generation:
 
     def _decode_block(self, others: int) -> Block | None:
         assert self.row is not None
-        root = self.sampler.draw(self.row)
+        if forced := self._steering.forced():
+            return self._forced_block(forced)
+        if self._steering.complete:
+            self._finish("stop", "constraint")
+            return None
+        root = self.sampler.draw(self.row, self._steering.mask(self.row))
         if root in self._eos:
             self._finish("stop", "eos")
             return None
@@ -156,10 +164,20 @@ class Generation:
             range(len(tree) + 1),
         )
 
-    def _take_decode(self, rows: Tensor) -> None:
+    def _forced_block(self, tokens: Seq[int]) -> Block | None:
+        """Tokens that are not drawn but written: they are text at once, and one pass reads them."""
+        self.tree = None
+        tokens = tokens[: self.request.max_tokens - len(self.output)]
+        for token in tokens:
+            self._accept(token)
+        if self._after_block(len(tokens)):
+            return None
+        return Block(self.sequence, tokens, logits=(len(tokens) - 1,))
+
+    def _take_decode(self, rows: Tensor, count: int) -> None:
         self.stats = replace(self.stats, rounds=self.stats.rounds + 1)
         if self.tree is None:
-            self.sequence.commit((0,))
+            self.sequence.commit(range(count))
             self.row = rows[0]
             return
         tree, accepted = self.tree, self._walk(self.tree, rows)
@@ -177,16 +195,16 @@ class Generation:
     def _walk(self, tree: DraftTree, rows: Tensor) -> list[int]:
         """Go down the verified tree along the tokens that the model draws itself; returns the accepted nodes.
 
-        Row 0 belongs to the root, row i + 1 to node i. Each draw sees the text up to its row, so penalties, bias and
-        log-probabilities are those of plain decoding.
+        Row 0 belongs to the root, row i + 1 to node i. Each draw sees the text up to its row, so penalties, bias,
+        masks and log-probabilities are those of plain decoding.
         """
-        choices = rows.argmax(dim=-1).tolist() if self.sampler.plain else None
+        favourites = rows.argmax(dim=-1).tolist() if self.sampler.plain and not self._steering.constrained else None
         child = {(parent, token): i for i, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))}
         accepted: list[int] = []
         node = -1
-        while not self._ended_by_text():
+        while not self._ended_by_text() and self._steering.before_forced() > 0:
             row = rows[node + 1]
-            token = choices[node + 1] if choices is not None else self.sampler.draw(row)
+            token = favourites[node + 1] if favourites else self.sampler.draw(row, self._steering.mask(row))
             following = child.get((node, token))
             if following is None or token in self._eos:
                 break
@@ -201,7 +219,8 @@ class Generation:
         return [self._own, *self._drafts] if self._own is not None else self._drafts
 
     def _draft(self, root: int, others: int) -> DraftTree | None:
-        limit = min(MAX_NODES, self.request.max_tokens - len(self.output) - 1, self._room() - 1)
+        left = min(self.request.max_tokens - len(self.output), self._room(), self._steering.before_forced())
+        limit = min(MAX_NODES, left - 1)
         if limit <= 0:
             return None
         if self._own is not None:
@@ -222,6 +241,7 @@ class Generation:
         """The token is part of the text now."""
         self.output.append(token)
         self.sampler.push(token)
+        self._steering.accept(token)
         self.events.extend(self._answer.feed(token, logprob))  # type: ignore[arg-type]
 
     def _ended_by_text(self) -> bool:
@@ -278,7 +298,13 @@ class Generation:
         now = self._clock()
         decode = (now - self._prefilled) * 1e3 if self.phase is Phase.DECODE else 0.0
         prefill = self.stats.prefill_ms if self.phase is Phase.DECODE else (now - self._began) * 1e3
-        return replace(self.stats, completion_tokens=len(self.output), decode_ms=decode, prefill_ms=prefill)
+        return replace(
+            self.stats,
+            completion_tokens=len(self.output),
+            reasoning_tokens=self._answer.reasoning_tokens,
+            decode_ms=decode,
+            prefill_ms=prefill,
+        )
 
     def _close(self, last: Finished | Failed, keep: bool = True) -> None:
         if keep and self._caches and self.phase is Phase.DECODE:

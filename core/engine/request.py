@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tandem.core.engine.constraint import Constraint
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,20 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Thinking:
+    """How this generation reasons."""
+
+    tags: tuple[str, str]
+    """What opens and what closes the reasoning."""
+    opened: bool
+    """The prompt ends inside the reasoning. Otherwise the model may open it with its first word."""
+    budget: int | None = None
+    """The most reasoning tokens, the closing phrase not counted; None = no limit."""
+    closing: tuple[int, ...] = ()
+    """The tokens that are written when the budget is spent; they close the reasoning."""
+
+
+@dataclass(frozen=True, slots=True)
 class Generate:
     """One generation."""
 
@@ -43,6 +61,11 @@ class Generate:
     """At least 1; the caller has clamped it to what fits behind the prompt."""
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
+    """Matched in the answer alone, never in the reasoning."""
+    thinking: Thinking | None = None
+    """None = the model does not reason, or nobody needs to know."""
+    constraint: Callable[[], Constraint] | None = None
+    """Makes the constraint of the answer."""
     messages: tuple[Mapping[str, Any], ...] = ()
     """The client's messages, for rules; empty for a plain completion."""
     client: str = "plain"
@@ -61,6 +84,17 @@ class TokenLogprob:
     """The likeliest `(token, logprob)`, best first."""
 
 
+class Channel(Enum):
+    """Which part of the generation a piece belongs to."""
+
+    OPEN = "open"
+    """The tag that opens the reasoning, as the prompt or the model wrote it."""
+    REASONING = "reasoning"
+    CLOSE = "close"
+    """The tag that closes it, and the blank lines behind."""
+    CONTENT = "content"
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Text that is final: it will not be taken back or changed. May be empty while characters are incomplete."""
@@ -69,6 +103,7 @@ class Piece:
     tokens: int = 1
     """How many tokens this piece accounts for (0 for text that the model did not write)."""
     logprobs: tuple[TokenLogprob, ...] = ()
+    channel: Channel = Channel.CONTENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +122,8 @@ class Stats:
     cached_tokens: int = 0
     """Prompt tokens whose state came from a cache."""
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Completion tokens that are reasoning, through its closing tag."""
     rounds: int = 0
     """Forward passes of the decode phase."""
     draft_tokens: int = 0

@@ -32,7 +32,7 @@ def run_round(model: Model, generations: Seq[Generation], prices: Prices | None 
         decoding = joined[0][0].phase is Phase.DECODE
         context = joined[0][0].sequence.length
         logits = model.forward([block for _, block in joined])
-        for (generation, _), block_rows in zip(joined, logits, strict=True):
-            generation.take(block_rows)
+        for (generation, block), rows_wanted in zip(joined, logits, strict=True):
+            generation.take(block, rows_wanted)
         if prices is not None and decoding and len(joined) == 1:
             prices.observe(len(joined[0][1].tokens), context, time.perf_counter() - start)

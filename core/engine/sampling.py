@@ -48,25 +48,28 @@ class Sampler:
         if self._penal.active:
             self._penal.push(token)
 
-    def draw(self, row: Tensor) -> int:
-        """The token for this row. `row` is float32 `[vocab]` and is left as it was."""
+    def draw(self, row: Tensor, mask: Tensor | None = None) -> int:
+        """The token for this row. `row` is float32 `[vocab]` and is left as it was; `mask` (bool `[vocab]`) says
+        which tokens may be drawn, None = all."""
         if self.plain:
-            return int(row.argmax())
-        ids, scores = self.scores(row)
+            return int(row.argmax() if mask is None else row.masked_fill(~mask, -math.inf).argmax())
+        ids, scores = self.scores(row, mask)
         best = int(scores.argmax())
         return int(ids[best]) if ids is not None else best
 
-    def margin(self, row: Tensor) -> float:
+    def margin(self, row: Tensor, mask: Tensor | None = None) -> float:
         """How far the drawn token leads the next one, in nats of the score that decides."""
-        _, scores = self.scores(row)
+        _, scores = self.scores(row, mask)
         if scores.numel() < 2:
             return math.inf
         top = scores.topk(2).values
         return float(top[0] - top[1])
 
-    def scores(self, row: Tensor) -> tuple[Tensor | None, Tensor]:
+    def scores(self, row: Tensor, mask: Tensor | None = None) -> tuple[Tensor | None, Tensor]:
         """The deciding score of each candidate; `ids` is None when the candidates are the whole vocabulary."""
         row = self.adjusted(row)
+        if mask is not None:
+            row = row.masked_fill(~mask, -math.inf)
         if self.greedy:
             return None, row
         row = row / self.sampling.temperature

@@ -4,7 +4,7 @@ from tandem.core.plugin.cache import Cache, CacheTier, Match, Moment
 from tandem.core.plugin.client import Client, ClientMatch
 from tandem.core.plugin.decision import Decider, DecisionModel, Narrator, Question, Stage, Turn
 from tandem.core.plugin.drafter import Drafter, DraftSession, DraftTree
-from tandem.core.plugin.format import AnswerFormat, Format, ToolCall
+from tandem.core.plugin.format import AnswerFormat, AnswerParser, CallPart, Format, TextPart
 from tandem.core.plugin.hookspecs import KINDS, Kind, hookimpl
 from tandem.core.plugin.host import Host
 from tandem.core.plugin.model import (
@@ -31,6 +31,7 @@ from tandem.core.plugin.rule import (
     Supervision,
     Task,
 )
+from tandem.core.plugin.tools import Tool, allowed_types, is_text, typed
 from tandem.core.plugin.version import API_VERSION
 
 __all__ = [
@@ -39,10 +40,12 @@ __all__ = [
     "Action",
     "ActionKind",
     "AnswerFormat",
+    "AnswerParser",
     "Block",
     "BlockEvent",
     "Cache",
     "CacheTier",
+    "CallPart",
     "Caps",
     "Checkpoint",
     "Client",
@@ -75,9 +78,13 @@ __all__ = [
     "Stage",
     "Supervision",
     "Task",
+    "TextPart",
     "Tokenizer",
-    "ToolCall",
+    "Tool",
     "Turn",
+    "allowed_types",
     "hookimpl",
+    "is_text",
     "option",
+    "typed",
 ]

@@ -56,7 +56,10 @@ def tandem_caches() -> list[Cache]:  # type: ignore[empty-body]
 
 @hookspec
 def tandem_formats() -> list[Format]:  # type: ignore[empty-body]
-    """Formats: how a model family writes thinking and tool calls (preview)."""
+    """Formats: how a model family writes its reasoning and its tool calls.
+
+    The first in the manifest's order that fits the model's chat template is used.
+    """
 
 
 # -------------------------------------------------------------------------------------------------- conductor

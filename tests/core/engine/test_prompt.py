@@ -16,7 +16,9 @@ def model(template: str | None, **names: str) -> ToyModel:
 
 
 def test_the_template_reads_the_models_own_names_and_the_requests_switches() -> None:
-    prompt = Prompt(model("{{ bos_token }}{% if enable_thinking %}T{% endif %}{{ messages[0].content }}", bos_token="B"))
+    prompt = Prompt(
+        model("{{ bos_token }}{% if enable_thinking %}T{% endif %}{{ messages[0].content }}", bos_token="B")
+    )
     assert prompt.render(USER, enable_thinking=True) == "BThi"
     assert prompt.render(USER, enable_thinking=False) == "Bhi"
 

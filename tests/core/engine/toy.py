@@ -19,7 +19,7 @@ class ToyTokenizer:
     eos_ids = frozenset({EOS})
 
     def encode(self, text: str) -> list[int]:
-        return [1 + ord(c) % (VOCAB - 1) for c in text]
+        return [1 + (ord(c) - ord("a")) % (VOCAB - 1) for c in text]
 
     def token_bytes(self, token: int) -> bytes:
         return b"" if token == EOS else bytes([96 + token])

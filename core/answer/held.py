@@ -1,0 +1,58 @@
+"""Pieces that are held back because later text may still change what becomes of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+from tandem.core.engine.request import Piece
+
+
+class Held:
+    """A line of pieces, released from the front by characters. `text` is all of them together."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[Piece] = deque()
+        self.text = ""
+
+    def push(self, piece: Piece) -> None:
+        self._pieces.append(piece)
+        self.text += piece.text
+
+    def take(self, length: int) -> list[Piece]:
+        """The pieces of the first `length` characters.
+
+        A piece that straddles the line is split; its tokens and log-probabilities stay with the part that is
+        still held. A piece without text goes out with the text before it, or when nothing at all is held.
+        """
+        out: list[Piece] = []
+        while self._pieces:
+            size = len(self._pieces[0].text)
+            if size > length or (length == 0 and self.text and (size or not out)):
+                break
+            out.append(self._pieces.popleft())
+            self.text = self.text[size:]
+            length -= size
+        if length > 0 and self._pieces:
+            piece = self._pieces[0]
+            out.append(replace(piece, text=piece.text[:length], tokens=0, logprobs=()))
+            self._pieces[0] = replace(piece, text=piece.text[length:])
+            self.text = self.text[length:]
+        return out
+
+    def take_all(self) -> list[Piece]:
+        """Everything, in order."""
+        out = list(self._pieces)
+        self._pieces.clear()
+        self.text = ""
+        return out
+
+
+def open_end(text: str, words: tuple[str, ...]) -> int:
+    """Length of the longest ending of `text` that is a proper beginning of one of `words`."""
+    longest = max((len(word) for word in words), default=1) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        ending = text[-length:]
+        if any(len(word) > length and word.startswith(ending) for word in words):
+            return length
+    return 0
