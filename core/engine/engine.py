@@ -188,9 +188,10 @@ class Engine:
     def _admit(self) -> None:
         while True:
             with self._changed:
-                if not self._queue or len(self._running) >= self.parallel:
+                job = self._first_ready() if len(self._running) < self.parallel else None
+                if job is None:
                     return
-                job = self._queue.popleft()
+                self._queue.remove(job)
                 job.started = time.perf_counter()
                 self._running.append(job)
             try:
@@ -198,6 +199,17 @@ class Engine:
             except Exception as error:
                 log.exception("a request could not be started")
                 self._deliver(job, [Failed(f"the request could not be started: {error}", Stats())])
+
+    def _first_ready(self) -> Job | None:
+        """The first in the queue that may start. A choice whose prompt is being read by another waits for it."""
+        for job in self._queue:
+            shared = job.request.shared
+            if shared is None or shared.state is not None:
+                return job
+            if not shared.reading:
+                shared.reading = True
+                return job
+        return None
 
     def _open(self, request: Generate) -> Generation:
         assert self.model is not None
@@ -242,6 +254,8 @@ class Engine:
         if isinstance(last, Finished | Failed):
             events[-1] = last = replace(last, stats=replace(last.stats, queue_ms=job.queue_ms))
             self._count(last)
+            if job.request.shared is not None and job.started is not None:
+                job.request.shared.reading = False
             with self._changed:
                 if job in self._running:
                     self._running.remove(job)

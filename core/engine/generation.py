@@ -71,7 +71,7 @@ class Generation:
         self.sampler = Sampler(request.sampling, request.prompt, model.tokenizer.vocab_size)
         self._eos = model.tokenizer.eos_ids
         thinking = request.thinking
-        self._answer = Answer(model.tokenizer, request.stop, *((thinking.tags, thinking.opened) if thinking else ()))
+        self._answer = Answer(model.tokenizer, request.stop, thinking, request.calls)
         self._steering = Steering(self._answer, thinking, request.constraint() if request.constraint else None)
         self._chunk = prefill_chunk
         self._caches = caches if caches is not None and request.cache else None
@@ -86,11 +86,19 @@ class Generation:
         self.sequence: Sequence = self._open_sequence()
         self.done = self.sequence.length
         """Prompt tokens committed so far."""
-        if watch is not None:
-            self._give_up_at(SafePoint.SP4, watch.request)
+        if watch is not None and self._give_up_at(SafePoint.SP4, watch.request):
+            return
+        if self.done == len(request.prompt):
+            self._begin_decoding()
 
     def _open_sequence(self) -> Sequence:
         room = min(self._max_len, len(self.request.prompt) + self.request.max_tokens)
+        shared = self.request.shared
+        if shared is not None and shared.state is not None:
+            sequence = self.model.new_sequence(room)
+            snapshot, self.row = shared.state
+            sequence.restore(snapshot)
+            return sequence
         if self._caches is None:
             return self.model.new_sequence(room)
         sequence, source, rows = self._caches.resume(self.request.prompt, lambda: self.model.new_sequence(room))
@@ -133,11 +141,16 @@ class Generation:
                 self._caches.offer(Moment.PROMPT_END, prompt, self.sequence)
         if whole:
             self.row = rows[0]
-            self.phase = Phase.DECODE
-            self._prefilled = self._clock()
-            self.stats = replace(self.stats, prefill_ms=(self._prefilled - self._began) * 1e3)
-            for session in self._sessions():
-                session.extend(prompt)
+            if self.request.shared is not None:
+                self.request.shared.state = self.sequence.snapshot(), self.row
+            self._begin_decoding()
+
+    def _begin_decoding(self) -> None:
+        self.phase = Phase.DECODE
+        self._prefilled = self._clock()
+        self.stats = replace(self.stats, prefill_ms=(self._prefilled - self._began) * 1e3)
+        for session in self._sessions():
+            session.extend(self.request.prompt)
 
     def _decode_block(self, others: int) -> Block | None:
         assert self.row is not None
@@ -263,7 +276,9 @@ class Generation:
     # --------------------------------------------------------------------------------------------------- ending
 
     def _finish(self, reason: str, detail: str) -> None:
-        self.events.extend(self._answer.end())
+        self.events.extend(self._answer.end(cut=reason == "length"))
+        if reason == "stop" and self._answer.calls:
+            reason = "tool_calls"
         if self._watch is not None and self._watch.wants(SafePoint.SP2):
             event = FinishEvent(self._answer.text, len(self.output), reason)
             if self._give_up_at(SafePoint.SP2, event):
@@ -286,7 +301,7 @@ class Generation:
     def end(self, reason: str) -> None:
         """Stop from outside: `abandoned` or `timeout`."""
         if self.phase is not Phase.DONE:
-            self.events.extend(self._answer.end())
+            self.events.extend(self._answer.end(cut=True))
             self._close(Finished(reason, self.final_stats(), reason))
 
     def fail(self, message: str) -> None:

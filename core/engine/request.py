@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tandem.core.engine.constraint import Constraint
+    from tandem.core.plugin import AnswerParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,30 @@ class Thinking:
 
 
 @dataclass(frozen=True, slots=True)
+class Calls:
+    """How tool calls are read out of the answer."""
+
+    parser: Callable[[], AnswerParser]
+    wanted: bool = True
+    """The request offered tools. Otherwise calls are read and dropped."""
+    limit: int | None = None
+    """The most calls that go out; None = any number."""
+
+
+@dataclass(slots=True, eq=False)
+class SharedPrompt:
+    """One prompt that several choices continue: read once, by the choice that starts first.
+
+    All requests that hold the same object must have the same prompt. The engine's thread alone looks inside.
+    """
+
+    reading: bool = False
+    """A choice is reading the prompt now; the others wait for it."""
+    state: Any = None
+    """What the reader left: a snapshot of the sequence, and the logits of the prompt's last row."""
+
+
+@dataclass(frozen=True, slots=True)
 class Generate:
     """One generation."""
 
@@ -64,6 +89,8 @@ class Generate:
     """Matched in the answer alone, never in the reasoning."""
     thinking: Thinking | None = None
     """None = the model does not reason, or nobody needs to know."""
+    calls: Calls | None = None
+    """None = the answer is text only."""
     constraint: Callable[[], Constraint] | None = None
     """Makes the constraint of the answer."""
     messages: tuple[Mapping[str, Any], ...] = ()
@@ -72,6 +99,8 @@ class Generate:
     """The client shape's name."""
     cache: bool = True
     """Whether cached state may be used and kept."""
+    shared: SharedPrompt | None = None
+    """Set for the choices of one request, so that the prompt is read once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +136,18 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class CallPiece:
+    """A piece of a tool call; final, like all that is sent."""
+
+    index: int
+    name: str | None
+    """On the first piece of a call."""
+    arguments: str
+    """JSON text; the pieces of a call joined are an object, unless the call was cut."""
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillProgress:
     """A prefill chunk was read."""
 
@@ -139,7 +180,7 @@ class Finished:
     """The generation is over."""
 
     reason: str
-    """`stop`, `length`, `timeout` or `abandoned`."""
+    """`stop`, `length`, `tool_calls`, `timeout` or `abandoned`."""
     stats: Stats
     detail: str = ""
     """Why exactly: `eos`, `stop_string`, `max_tokens`, `rule:NAME`."""
@@ -153,7 +194,7 @@ class Failed:
     stats: Stats
 
 
-Event = Piece | PrefillProgress | Finished | Failed
+Event = Piece | CallPiece | PrefillProgress | Finished | Failed
 Sink = Callable[[list[Event]], None]
 """Called on the engine's thread with the events of one step, in order. Must not block."""
 

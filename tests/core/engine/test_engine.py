@@ -11,7 +11,17 @@ from toy import ToyModel
 
 from tandem.core.engine.engine import Engine
 from tandem.core.engine.options import SERVER_OPTIONS
-from tandem.core.engine.request import Event, Failed, Finished, Generate, Piece, PrefillProgress, Refused, Sampling
+from tandem.core.engine.request import (
+    Event,
+    Failed,
+    Finished,
+    Generate,
+    Piece,
+    PrefillProgress,
+    Refused,
+    Sampling,
+    SharedPrompt,
+)
 from tandem.core.plugin import Action, BlockEvent, FinishEvent, Match, Moment, Rule, SafePoint
 from tandem.core.plugin.part import with_defaults
 
@@ -426,3 +436,37 @@ def test_submitting_from_many_threads_loses_nothing(engines: Any) -> None:
         last = client.wait()
         assert isinstance(last, Finished)
         assert sum(isinstance(e, Finished | Failed) for e in client.got) == 1
+
+
+# ----------------------------------------------------------------------------------------- several choices, one prompt
+
+
+def test_choices_read_their_prompt_once_and_write_what_they_write_alone(engines: Any) -> None:
+    prompt = [1, 2, 3, 4, 5, 6, 7] * 10
+    samplings = [Sampling(temperature=1.0, seed=seed) for seed in range(5)]
+    alone = []
+    for sampling in samplings:
+        client, _ = ask(engines(FakePlatform(ToyModel(**LONG))), prompt, 10, sampling=sampling)
+        client.wait()
+        alone.append(client.text)
+    model = ToyModel(**LONG)
+    engine = engines(FakePlatform(model, parallel=3, prefill_chunk=16))
+    shared = SharedPrompt()
+    clients = [ask(engine, prompt, 10, sampling=sampling, shared=shared)[0] for sampling in samplings]
+    for client in clients:
+        client.wait()
+    assert [client.text for client in clients] == alone
+    assert model.rows_run <= len(prompt) + 5 * 10
+
+
+def test_when_the_reader_leaves_another_choice_reads_the_prompt(engines: Any) -> None:
+    engine = engines(FakePlatform(SlowToy(**LONG), parallel=3, prefill_chunk=2))
+    shared = SharedPrompt()
+    first, job = ask(engine, [1] * 200, 5, shared=shared)
+    second, _ = ask(engine, [1] * 200, 5, shared=shared)
+    first.first(PrefillProgress)
+    job.cancel()
+    assert first.wait().reason == "abandoned"  # type: ignore[union-attr]
+    last = second.wait()
+    assert isinstance(last, Finished)
+    assert last.stats.completion_tokens == 5
