@@ -1,0 +1,72 @@
+"""The routes that tell about the server: its models, its plugins, its health, its metrics."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tandem.api.errors import DRAINING_RETRY_S, ApiError
+from tandem.api.service import Service
+
+
+class InfoRoutes:
+    """Handlers of the routes that only read."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def models(self, request: Request) -> Response:
+        service = self._service
+        return JSONResponse({"object": "list", "data": [self._model()] if service.served_name else []})
+
+    async def model(self, request: Request) -> Response:
+        wanted, served = request.path_params["id"], self._service.served_name
+        if served is None or wanted != served:
+            what = f"it serves {served}" if served else "no model is loaded"
+            raise ApiError(404, f"this server has no model {wanted}; {what}", param="model", code="model_not_found")
+        return JSONResponse(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        service = self._service
+        return {
+            "id": service.served_name,
+            "object": "model",
+            "created": service.started,
+            "owned_by": "tandemllm",
+            "context_length": service.engine.max_len,
+            "meta": dict(service.facts),
+        }
+
+    async def plugins(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": self._service.platform.records()})
+
+    async def health(self, request: Request) -> Response:
+        """200 while requests are taken; 503 while the server drains, so that a balancer sends them elsewhere."""
+        service = self._service
+        snapshot = service.engine.snapshot()
+        records = service.platform.records()
+        status = "draining" if service.engine.draining else "ok" if service.served_name else "no_model"
+        body = {
+            "status": status,
+            "model": service.served_name,
+            "version": service.version,
+            "uptime_s": round(time.time() - service.metrics.started, 1),
+            "queue": {name: snapshot[name] for name in ("running", "waiting", "max_running", "max_queue")},
+            "totals": snapshot["totals"],
+            "caches": snapshot["caches"],
+            "plugins": {
+                "states": dict(Counter(record["state"] for record in records)),
+                "failed": [record for record in records if record["state"] == "failed"],
+            },
+        }
+        if status == "draining":
+            return JSONResponse(body, 503, {"retry-after": str(DRAINING_RETRY_S)})
+        return JSONResponse(body)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._service.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})

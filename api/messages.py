@@ -1,0 +1,97 @@
+"""The messages of a chat, checked and brought to the form that a chat template reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tandem.api.readers import Place, mapping, shown, text
+
+SYSTEM = ("system", "developer")
+"""OpenAI's developer role is the system prompt of its newer models."""
+ROLES = (*SYSTEM, "user", "assistant", "tool")
+BETWEEN_SYSTEM_MESSAGES = "\n\n"
+
+Messages = tuple[Mapping[str, Any], ...]
+
+
+def messages(value: Any, place: Place) -> Messages:
+    """The conversation: at most one system message, first; every content a string.
+
+    System and developer messages at the start become one, because a template reads one. Text parts are joined with
+    nothing between them, as the templates that read parts themselves write them.
+    """
+    if not isinstance(value, list) or not value:
+        raise place.wrong("a list with at least one message", value)
+    read = [_message(item, place.item(index)) for index, item in enumerate(value)]
+    start = next((index for index, message in enumerate(read) if message["role"] not in SYSTEM), len(read))
+    for index, message in enumerate(read[start:], start):
+        if message["role"] in SYSTEM:
+            raise (
+                place.item(index)
+                .key("role")
+                .error(f"is {message['role']}, but the conversation began with an earlier message; put it first")
+            )
+    if not any(message["role"] == "user" for message in read):
+        raise place.error("holds no user message to answer")
+    if start == 0:
+        return tuple(read)
+    joined = BETWEEN_SYSTEM_MESSAGES.join(message["content"] for message in read[:start])
+    return ({**read[0], "role": "system", "content": joined}, *read[start:])
+
+
+def _message(value: Any, place: Place) -> dict[str, Any]:
+    message = dict(mapping(value, place))
+    role = message.get("role")
+    if role not in ROLES:
+        hint = "; a function's result is a tool message" if role == "function" else ""
+        raise place.key("role").error(f"must be one of {', '.join(ROLES)}, not {shown(role)}{hint}")
+    calls = message.get("tool_calls")
+    if role == "assistant" and calls:
+        message["tool_calls"] = _calls(calls, place.key("tool_calls"))
+    else:
+        message.pop("tool_calls", None)
+    content = message.get("content")
+    if content is None:
+        if role != "assistant":
+            raise place.key("content").error("is missing")
+        message["content"] = ""
+    else:
+        message["content"] = _content(content, place.key("content"))
+    return message
+
+
+def _content(value: Any, place: Place) -> str:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise place.wrong("a string or a list of parts", value)
+    return "".join(_part(part, place.item(index)) for index, part in enumerate(value))
+
+
+def _part(value: Any, place: Place) -> str:
+    part = mapping(value, place)
+    kind = part.get("type")
+    match kind:
+        case "text" | "input_text" | "output_text":
+            return text()(part.get("text"), place.key("text"))
+        case "refusal":
+            return text()(part.get("refusal"), place.key("refusal"))
+        case "image_url" | "input_audio" | "video_url" | "file":
+            raise place.key("type").error(f"is {kind}; the served model reads text only")
+        case _:
+            raise place.key("type").error(f"must be text, not {shown(kind)}")
+
+
+def _calls(value: Any, place: Place) -> list[Mapping[str, Any]]:
+    """An assistant's tool calls of an earlier turn: each names its function and carries its arguments as text."""
+    if not isinstance(value, list):
+        raise place.wrong("a list of tool calls", value)
+    for index, item in enumerate(value):
+        at = place.item(index)
+        function = mapping(mapping(item, at).get("function"), at.key("function"))
+        text(empty=False)(function.get("name"), at.key("function").key("name"))
+        arguments = function.get("arguments", "")
+        if not isinstance(arguments, str | dict):
+            raise at.key("function").key("arguments").wrong("a string", arguments)
+    return value

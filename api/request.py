@@ -1,0 +1,155 @@
+"""A generation request as the server understood it: read once, typed, frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandem.api.fields import CHAT, COMPLETIONS, read_fields
+from tandem.api.messages import Messages
+from tandem.api.prompts import PlainPrompt
+from tandem.api.readers import FieldError
+from tandem.api.tools import ToolChoice, Tools, function_names
+from tandem.core.engine.request import Sampling
+
+AUTO = ToolChoice("auto")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What the manifest's `server` section says for fields that a request leaves out."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """What both kinds of request ask for."""
+
+    stream: bool
+    include_usage: bool | None
+    """Streams only. None: usage on the finish chunk; True: a chunk of its own; False: none."""
+    max_tokens: int
+    """As asked, before it is clamped to what fits behind the prompt."""
+    stop: tuple[str, ...]
+    n: int
+    sampling: Sampling
+    cache: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(GenerationRequest):
+    messages: Messages
+    tools: Tools = ()
+    tool_choice: ToolChoice = AUTO
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def template_tools(self) -> Tools | None:
+        """The tools that the template writes; None with `tool_choice` none or without any."""
+        return None if self.tool_choice.mode == "none" or not self.tools else self.tools
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest(GenerationRequest):
+    prompts: tuple[PlainPrompt, ...]
+
+
+def read_chat(body: Mapping[str, Any], vocab_size: int, defaults: Defaults) -> ChatRequest:
+    """Raises FieldError for the first wrong field."""
+    values = read_fields(body, CHAT, vocab_size)
+    if "messages" not in values:
+        raise FieldError("messages", "messages is missing; send a list with at least one message")
+    if "top_logprobs" in values and not values.get("logprobs"):
+        raise FieldError("top_logprobs", "top_logprobs needs logprobs: true")
+    offered: Tools = values.get("tools", ())
+    choice: ToolChoice = values.get("tool_choice", AUTO)
+    if choice.mode in ("required", "function") and not offered:
+        raise FieldError("tool_choice", f"tool_choice {choice.mode} needs tools")
+    if choice.name is not None and choice.name not in function_names(offered):
+        raise FieldError("tool_choice", f"tool_choice names {choice.name}, which is not among tools")
+    wanted = values.get("max_completion_tokens", values.get("max_tokens", defaults.max_tokens))
+    logprobs = values.get("top_logprobs", 0) if values.get("logprobs") else None
+    return ChatRequest(
+        **_shared(values, wanted, logprobs, defaults),
+        messages=values["messages"],
+        tools=offered,
+        tool_choice=choice,
+        template_kwargs=_template_kwargs(values),
+    )
+
+
+def read_completion(body: Mapping[str, Any], vocab_size: int, defaults: Defaults) -> CompletionRequest:
+    """Raises FieldError for the first wrong field."""
+    values = read_fields(body, COMPLETIONS, vocab_size)
+    if "prompt" not in values:
+        raise FieldError("prompt", "prompt is missing; send a string or a list of token ids")
+    if values.get("best_of", 1) not in (1, values.get("n", 1)):
+        raise FieldError("best_of", "best_of is supported as 1 or equal to n only")
+    wanted = values.get("max_tokens", defaults.max_tokens)
+    return CompletionRequest(**_shared(values, wanted, values.get("logprobs"), defaults), prompts=values["prompt"])
+
+
+def _shared(values: Mapping[str, Any], max_tokens: int, logprobs: int | None, defaults: Defaults) -> dict[str, Any]:
+    stream, n = values.get("stream", False), values.get("n", 1)
+    if stream and n > 1:
+        raise FieldError("n", f"n is {n}, and a streamed answer has one choice; send n: 1 or stream: false")
+    return {
+        "stream": stream,
+        "include_usage": values.get("stream_options"),
+        "max_tokens": max_tokens,
+        "stop": values.get("stop", ()),
+        "n": n,
+        "sampling": Sampling(
+            temperature=values.get("temperature", defaults.temperature),
+            top_p=values.get("top_p", defaults.top_p),
+            # -1 is how other servers write "off".
+            top_k=max(0, values.get("top_k", defaults.top_k)),
+            min_p=values.get("min_p", 0.0),
+            repetition_penalty=values.get("repetition_penalty", 1.0),
+            presence_penalty=values.get("presence_penalty", 0.0),
+            frequency_penalty=values.get("frequency_penalty", 0.0),
+            logit_bias=values.get("logit_bias", {}),
+            no_repeat_ngram_size=values.get("no_repeat_ngram_size", 0),
+            seed=values.get("seed"),
+            logprobs=logprobs,
+        ),
+        "cache": values.get("cache_prompt", True),
+    }
+
+
+OWN_NAMES = frozenset({"self", "messages", "tools"})
+"""What the server itself gives the renderer."""
+
+TEMPLATE_EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "xhigh": "xhigh", "max": "xhigh"}
+"""Effort word -> the word that templates know. `high` is the template's own default."""
+
+
+def _template_kwargs(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The template's switches: the client's own, and what its effort word says where it set none."""
+    given: Mapping[str, Any] = values.get("chat_template_kwargs", {})
+    for name in given:
+        if name in OWN_NAMES:
+            raise FieldError(f"chat_template_kwargs.{name}", f"chat_template_kwargs.{name} is set by the server")
+    effort = values.get("reasoning_effort")
+    switches: dict[str, Any] = {}
+    if effort in TEMPLATE_EFFORTS:
+        switches["reasoning_effort"] = TEMPLATE_EFFORTS[effort]
+    elif effort in ("none", "off"):
+        switches["enable_thinking"] = False
+    return {**switches, **given}
+
+
+_STEP = 0x9E3779B97F4A7C15
+"""2^64 over the golden ratio: multiples of it are spread evenly, so no two choices share a seed."""
+
+
+def choice_seed(seed: int | None, index: int) -> int | None:
+    """The seed of choice `index` of a request. Choice 0 keeps the request's own, so it is what `n: 1` would give."""
+    if seed is None or index == 0:
+        return seed
+    return (seed + index * _STEP) % 2**63

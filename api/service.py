@@ -1,0 +1,124 @@
+"""What the routes share: the platform, the engine, and everything that is made once for them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import random
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from tandem.api.clients import Clients
+from tandem.api.errors import ApiError, draining
+from tandem.api.metrics import Metrics
+from tandem.api.prompts import PlainPrompt
+from tandem.api.record import Record
+from tandem.api.request import ChatRequest, Defaults
+from tandem.core.engine.engine import Engine
+from tandem.core.engine.prompt import Prompt, PromptError
+from tandem.core.engine.request import Refused
+from tandem.core.kernel import Platform
+from tandem.core.plugin import Model
+
+INLINE_CHARACTERS = 4_000
+"""A longer prompt is rendered and encoded on a thread of its own, so that streams go on meanwhile."""
+
+
+def tandem_version() -> str:
+    try:
+        return version("tandem-llm")
+    except PackageNotFoundError:
+        return "0"
+
+
+class Service:
+    """One served platform. Lives on the event loop."""
+
+    def __init__(self, platform: Platform, engine: Engine) -> None:
+        self.platform = platform
+        self.engine = engine
+        self.options: Mapping[str, Any] = platform.manifest.section("server")
+        self.defaults = Defaults(
+            temperature=self.options["temperature"],
+            top_p=self.options["top_p"],
+            top_k=self.options["top_k"],
+            max_tokens=self.options["default_max_tokens"],
+        )
+        self.version = tandem_version()
+        self.started = int(time.time())
+        self.served_name = platform.served_name
+        self.facts: Mapping[str, Any] = _plain(platform.model.facts) if platform.model else {}
+        self.fingerprint = _fingerprint(self.version, platform.model, self.facts)
+        self.metrics = Metrics(engine, {"version": self.version, "model": self.served_name or ""})
+        self.clients = Clients(platform.build("clients"), partial(self.metrics.plugin_fault, "clients"))
+        # Not os.urandom for each: a system call gives Python's lock away, and gets it back when the engine lets go.
+        self._ids = random.Random()
+        self._prompt = Prompt(platform.model) if platform.model else None
+
+    def new_id(self, prefix: str) -> str:
+        """A name for an answer, unique in this world."""
+        return f"{prefix}-{self._ids.getrandbits(96):024x}"
+
+    def model(self) -> Model:
+        """The served model. Raises Refused without one."""
+        if self.platform.model is None:
+            raise Refused("no_model", "no model is loaded: the manifest has no model section", 60)
+        return self.platform.model
+
+    def check_open(self) -> None:
+        """Raises Refused while the server is going down, before any work is done for a request."""
+        if self.engine.draining:
+            raise draining()
+
+    async def chat_prompt(self, ask: ChatRequest) -> list[int]:
+        """The token ids of a conversation. Raises ApiError when the template refuses it."""
+        assert self._prompt is not None
+        size = sum(len(message["content"]) for message in ask.messages)
+        render = partial(self._prompt.chat, ask.messages, ask.template_tools, **ask.template_kwargs)
+        return await self._encoded(render, size, "messages")
+
+    async def plain_prompt(self, prompt: PlainPrompt) -> list[int]:
+        """The token ids of a completion's prompt. Raises ApiError when it holds none."""
+        assert self._prompt is not None
+        if not isinstance(prompt, str):
+            return list(prompt)
+        return await self._encoded(partial(self._prompt.text, prompt), len(prompt), "prompt")
+
+    async def _encoded(self, encode: Callable[[], list[int]], size: int, param: str) -> list[int]:
+        try:
+            return encode() if size <= INLINE_CHARACTERS else await asyncio.to_thread(encode)
+        except PromptError as error:
+            raise ApiError(400, str(error), param=param) from None
+
+    def fitting(self, prompt_tokens: int, max_tokens: int, param: str) -> int:
+        """`max_tokens`, or what of it fits behind the prompt. Raises ApiError when not one token does."""
+        limit = self.engine.max_len
+        if prompt_tokens >= limit:
+            raise ApiError(
+                400,
+                f"the prompt has {prompt_tokens} tokens, and prompt and answer together may have {limit}",
+                param=param,
+                code="context_length_exceeded",
+            )
+        return min(max_tokens, limit - prompt_tokens)
+
+    def ended(self, record: Record) -> None:
+        """A request is over: one log line, and the counters."""
+        record.write()
+        self.metrics.ended(record)
+
+
+def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts as JSON values; what is none of them becomes text."""
+    plain: dict[str, Any] = json.loads(json.dumps(dict(facts), default=str))
+    return plain
+
+
+def _fingerprint(release: str, model: Model | None, facts: Mapping[str, Any]) -> str:
+    """Changes when the same seed could give another text: another release, or other weights."""
+    told = json.dumps([release, model.name if model else None, facts], sort_keys=True)
+    return f"fp_{hashlib.sha256(told.encode()).hexdigest()[:12]}"

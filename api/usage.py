@@ -1,0 +1,61 @@
+"""What an answer cost: the `usage` and `timings` objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from tandem.core.engine.request import Stats
+
+
+def usage(stats: Seq[Stats], prompts: int = 1) -> dict[str, Any]:
+    """The counts of all choices. They stand prompt by prompt: `len(stats) / prompts` choices of each.
+
+    A prompt counts once however many answers it has, and so do its cached tokens.
+    """
+    first = stats[:: len(stats) // prompts]
+    prompt = sum(choice.prompt_tokens for choice in first)
+    completion = sum(choice.completion_tokens for choice in stats)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in first)},
+        "completion_tokens_details": {"reasoning_tokens": sum(choice.reasoning_tokens for choice in stats)},
+    }
+
+
+def timings(stats: Stats, total_ms: float) -> dict[str, Any]:
+    """Where the time of one answer went, in milliseconds, under the names that local servers share.
+
+    `prompt_n` are the prompt tokens that were read, `cache_n` those that were not because a cache held their state.
+    `predicted_per_second` leaves the first token out: it comes with the prompt's last row, not with a step of its own.
+    """
+    forwarded = stats.prompt_tokens - stats.cached_tokens
+    predicted = stats.completion_tokens
+    numbers: dict[str, Any] = {
+        "cache_n": stats.cached_tokens,
+        "prompt_n": forwarded,
+        "prompt_ms": stats.prefill_ms,
+        "prompt_per_token_ms": _ratio(stats.prefill_ms, forwarded),
+        "prompt_per_second": _ratio(forwarded * 1e3, stats.prefill_ms),
+        "predicted_n": predicted,
+        "predicted_ms": stats.decode_ms,
+        "predicted_per_token_ms": _ratio(stats.decode_ms, predicted),
+        "predicted_per_second": _ratio((predicted - 1) * 1e3, stats.decode_ms) if predicted else None,
+        "draft_n": stats.draft_tokens,
+        "draft_n_accepted": stats.draft_accepted,
+        "ttft_ms": stats.queue_ms + stats.prefill_ms,
+        "queue_ms": stats.queue_ms,
+        "total_ms": total_ms,
+        "blocks": stats.rounds,
+        "tokens_per_block": _ratio(predicted, stats.rounds),
+        "reasoning_n": stats.reasoning_tokens,
+    }
+    rounded = {name: round(value, 2) for name, value in numbers.items() if value is not None}
+    return {**rounded, "cache_source": stats.cache_source}
+
+
+def _ratio(over: float, under: float) -> float | None:
+    """None where there is nothing to divide by: a number that does not exist is left out."""
+    return over / under if under else None
