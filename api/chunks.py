@@ -52,6 +52,10 @@ class ChatWriter:
             return self._chunk({"content": text}, self._logprobs.object(logprobs), None, {})
         return b"%b%b%b" % (self._before, sse.dumps(text).encode(), self._after)
 
+    def delta(self, delta: Mapping[str, Any]) -> bytes:
+        """One chunk of anything but content: reasoning, a piece of a call."""
+        return self._chunk(delta, None, None, {})
+
     def finish(self, reason: str, logprobs: Seq[TokenLogprob], extra: Extra) -> bytes:
         """The last chunk of a choice; `logprobs` are those whose characters never became whole."""
         return self._chunk({}, self._logprobs.object(logprobs) if logprobs else None, reason, extra)
@@ -89,6 +93,10 @@ class CompletionWriter:
             return self._chunk(text, self._logprobs.object(logprobs), None, {})
         return b"%b%b%b" % (self._before, sse.dumps(text).encode(), self._after)
 
+    def delta(self, delta: Mapping[str, Any]) -> bytes:
+        """A completion has nothing but text."""
+        return b""
+
     def finish(self, reason: str, logprobs: Seq[TokenLogprob], extra: Extra) -> bytes:
         """The last chunk of this choice; what follows belongs to the next one."""
         written = self._chunk("", self._logprobs.object(logprobs) if logprobs else None, reason, extra)
@@ -107,11 +115,11 @@ Writer = ChatWriter | CompletionWriter
 
 
 def chat_body(head: Head, choices: Seq[Mapping[str, Any]], extra: Extra) -> dict[str, Any]:
-    """The plain answer. A choice is `{text, logprobs, reason}` with `logprobs` in the chat's shape or None."""
+    """The plain answer. A choice is `{message, logprobs, reason}` with `logprobs` in the chat's shape or None."""
     written = [
         {
             "index": index,
-            "message": {"role": "assistant", "content": choice["text"], "refusal": None},
+            "message": choice["message"].object(),
             "logprobs": choice["logprobs"],
             "finish_reason": choice["reason"],
         }
@@ -124,7 +132,7 @@ def completion_body(head: Head, choices: Seq[Mapping[str, Any]], extra: Extra) -
     written = [
         {
             "index": index,
-            "text": choice["text"],
+            "text": choice["message"].text,
             "logprobs": choice["logprobs"],
             "finish_reason": choice["reason"],
         }

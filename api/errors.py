@@ -37,6 +37,7 @@ class ApiError(Exception):
         self.kind = kind
         self.param = param
         self.code = code
+        self.retry_after = retry_after
         self.headers = {"retry-after": str(retry_after)} if retry_after is not None else {}
 
     @property

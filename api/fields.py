@@ -17,6 +17,7 @@ from tandem.api.prompts import prompts
 from tandem.api.readers import (
     FieldError,
     Place,
+    anything,
     boolean,
     integer,
     logit_bias,
@@ -28,6 +29,7 @@ from tandem.api.readers import (
     stream_options,
     text,
 )
+from tandem.api.structured import response_format, structured_outputs
 from tandem.api.tools import tool_choice, tools
 
 Reader = Callable[[Any, Place], Any]
@@ -71,7 +73,7 @@ def _table(*fields: Field) -> Mapping[str, Field]:
     return {field.name: field for field in fields}
 
 
-EFFORTS = ("none", "off", "minimal", "low", "medium", "high", "xhigh", "max")
+REASONING_FORMATS = ("tags", "reasoning_content", "both", "hidden")
 
 _SHARED = (
     honoured("model", text()),
@@ -104,22 +106,36 @@ CHAT = _table(
     honoured("tools", tools),
     honoured("tool_choice", tool_choice),
     honoured("parallel_tool_calls", boolean),
-    honoured("reasoning_effort", one_of(*EFFORTS)),
-    honoured("response_format", only({"type": "text"})),
+    honoured("response_format", response_format),
+    honoured("structured_outputs", structured_outputs),
     honoured("modalities", only(["text"])),
     honoured("chat_template_kwargs", mapping),
+    # Everything about thinking; `api/thinking.py` checks these together, since one may overrule another.
+    honoured("reasoning_format", one_of(*REASONING_FORMATS)),
+    honoured("reasoning_effort", anything),
+    honoured("max_reasoning_tokens", anything),
+    honoured("reasoning", anything),
+    honoured("thinking", anything),
+    honoured("thinking_budget", anything),
+    honoured("thinking_token_budget", anything),
+    honoured("reasoning_budget", anything),
+    honoured("reasoning_budget_tokens", anything),
+    honoured("thinking_budget_tokens", anything),
+    honoured("enable_thinking", anything),
     accepted("metadata"),
     accepted("store"),
     accepted("service_tier"),
     accepted("prompt_cache_key"),
+    accepted("prompt_cache_retention"),
+    accepted("prompt_cache_options"),
     accepted("safety_identifier"),
     accepted("prediction"),
     refused("audio", "this server writes text"),
     refused("functions", "use tools"),
     refused("function_call", "use tool_choice"),
     refused("web_search_options"),
-    refused("verbosity"),
-    refused("structured_outputs"),
+    refused("verbosity", "say in the prompt how long the answer should be"),
+    refused("moderation", "this server has no moderation model"),
 )
 
 COMPLETIONS = _table(

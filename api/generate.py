@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -17,21 +17,20 @@ from tandem.api.errors import ApiError, refused
 from tandem.api.listener import Listener
 from tandem.api.logprobs import ChatLogprobs, CompletionLogprobs
 from tandem.api.plain import ABANDONED, Choice, Choices, run_unless_left
+from tandem.api.presenting import Presenter
 from tandem.api.readers import FieldError
 from tandem.api.record import Record
 from tandem.api.request import (
-    ChatRequest,
-    CompletionRequest,
     Defaults,
     GenerationRequest,
-    choice_seed,
     read_chat,
     read_completion,
 )
 from tandem.api.service import Service
 from tandem.api.stream import AnswerStream
 from tandem.api.usage import timings, usage
-from tandem.core.engine.request import Generate, Refused, SharedPrompt
+from tandem.api.work import chat_work, completion_work
+from tandem.core.engine.request import Generate, Refused
 from tandem.core.plugin import ClientMatch, Tokenizer
 
 CLIENT_HEADER = "x-tandem-client"
@@ -44,27 +43,17 @@ class Kind:
     """What the two routes do differently."""
 
     route: str
-    param: str
-    """The field that holds the prompt."""
     read: Callable[[Mapping[str, Any], int, Defaults], GenerationRequest]
-    prompts: Callable[[Service, Any], Awaitable[list[list[int]]]]
-    """The token ids of each prompt of the request."""
+    work: Callable[[Service, Any, ClientMatch], Awaitable[list[Generate]]]
+    """What the engine is asked, prompt by prompt."""
     writer: type[ChatWriter] | type[CompletionWriter]
     logprobs: Callable[[Tokenizer], ChatLogprobs | CompletionLogprobs]
     body: Callable[[Head, Seq[Mapping[str, Any]], Mapping[str, Any]], dict[str, Any]]
 
 
-async def _chat_prompts(service: Service, ask: ChatRequest) -> list[list[int]]:
-    return [await service.chat_prompt(ask)]
-
-
-async def _completion_prompts(service: Service, ask: CompletionRequest) -> list[list[int]]:
-    return [await service.plain_prompt(prompt) for prompt in ask.prompts]
-
-
-CHAT = Kind("chat", "messages", read_chat, _chat_prompts, ChatWriter, ChatLogprobs, chat_body)
+CHAT = Kind("chat", read_chat, chat_work, ChatWriter, ChatLogprobs, chat_body)
 COMPLETIONS = Kind(
-    "completions", "prompt", read_completion, _completion_prompts, CompletionWriter, CompletionLogprobs, completion_body
+    "completions", read_completion, completion_work, CompletionWriter, CompletionLogprobs, completion_body
 )
 
 
@@ -97,8 +86,8 @@ class GenerateRoute:
             ask = kind.read(body, tokenizer.vocab_size, service.defaults)
         except FieldError as error:
             raise ApiError(400, str(error), param=error.param) from None
-        prompts = await kind.prompts(service, ask)
-        work = generations(service, ask, prompts, kind.param, client.kind)
+        work = await kind.work(service, ask, client)
+        presenter = service.presenter(ask, client)
         head = Head(
             service.new_id(kind.writer.PREFIX), int(time.time()), service.served_name or "", service.fingerprint
         )
@@ -110,32 +99,36 @@ class GenerateRoute:
                 kind.writer(head, tokenizer),
                 work,
                 Listener(service.engine, work[0]),
+                presenter,
                 include_usage=ask.include_usage,
                 headers={CLIENT_HEADER: client.kind},
             )
-        choices = await self._choices(request, record, work)
+        choices = await self._choices(request, record, work, presenter)
         if choices is None:
             return Response(status_code=CLIENT_GONE)
         written = [
             {
-                "text": choice.text,
+                "message": choice.message,
                 "logprobs": kind.logprobs(tokenizer).object(choice.logprobs) if choice.logprobs else None,
                 "reason": choice.reason,
             }
             for choice in choices
         ]
-        extra: dict[str, Any] = {"usage": usage([choice.stats for choice in choices], len(prompts))}
+        extra: dict[str, Any] = {"usage": usage([choice.stats for choice in choices], len(work) // ask.n)}
         if len(choices) == 1:
             extra["timings"] = timings(choices[0].stats, record.total_s * 1e3)
         answer = sse.dumps(kind.body(head, written, extra)).encode()
         return Response(answer, media_type="application/json", headers={CLIENT_HEADER: client.kind})
 
-    async def _choices(self, request: Request, record: Record, work: Seq[Generate]) -> list[Choice] | None:
+    async def _choices(
+        self, request: Request, record: Record, work: Seq[Generate], presenter: Presenter
+    ) -> list[Choice] | None:
         """Every choice, or None when the client left. The record is closed in any case but a refusal."""
         service = self._service
         choices = Choices(
             service.engine,
             work,
+            presenter,
             width=service.options["parallel"],
             patience_s=service.options["queue_timeout_s"],
             record=record,
@@ -162,32 +155,3 @@ class GenerateRoute:
         record = Record("-", self._kind.route, client.kind, client.session, False, reason="refused")
         self._service.metrics.refused(code)
         self._service.ended(record)
-
-
-def generations(
-    service: Service, ask: GenerationRequest, prompts: Seq[Seq[int]], param: str, client: str
-) -> list[Generate]:
-    """What the engine is asked: for each prompt in order its `n` choices, each with a seed of its own.
-
-    Raises ApiError when a prompt does not fit.
-    """
-    work = []
-    for prompt in prompts:
-        if not prompt:
-            raise ApiError(400, "the prompt renders to no token", param=param)
-        room = service.fitting(len(prompt), ask.max_tokens, param)
-        shared = SharedPrompt() if ask.n > 1 else None
-        for index in range(ask.n):
-            work.append(
-                Generate(
-                    prompt=prompt,
-                    max_tokens=room,
-                    sampling=replace(ask.sampling, seed=choice_seed(ask.sampling.seed, index)),
-                    stop=ask.stop,
-                    messages=ask.messages if isinstance(ask, ChatRequest) else (),
-                    client=client,
-                    cache=ask.cache,
-                    shared=shared,
-                )
-            )
-    return work

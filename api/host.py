@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence as Seq
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence as Seq
 from typing import Any
 
-from tandem.api.errors import ApiError
-from tandem.api.generate import generations
-from tandem.api.plain import Choices
+from tandem.api.errors import ApiError, broken, cut_off
+from tandem.api.listener import Listener
+from tandem.api.plain import ABANDONED, Choices
+from tandem.api.presenting import Presenter
 from tandem.api.readers import FieldError
 from tandem.api.record import Record
 from tandem.api.request import read_chat
 from tandem.api.service import Service
-from tandem.core.engine.request import Refused
+from tandem.api.usage import usage
+from tandem.api.work import chat_work
+from tandem.core.engine.request import CallPiece, Failed, Finished, Piece, Refused
+from tandem.core.plugin import (
+    AnswerEnd,
+    AnswerEvent,
+    CallDelta,
+    ClientMatch,
+    ContentDelta,
+    ReasoningDelta,
+    RequestError,
+    Waiting,
+)
 
-CLIENT = "host"
-"""The client's name on a plugin's own generations."""
+CLIENT = ClientMatch("host", reasoning_format="hidden")
+"""Who asks when a plugin generates; it reads answers, not thoughts."""
 
 
 class ServedHost:
@@ -42,10 +56,15 @@ class ServedHost:
             vocab_size = service.model().tokenizer.vocab_size
             body = {**sampling, "messages": [dict(message) for message in messages], "max_tokens": max_tokens}
             ask = read_chat(body, vocab_size, service.defaults)
-            work = generations(service, ask, [await service.chat_prompt(ask)], "messages", CLIENT)
-            record = Record("-", "host", CLIENT, None, stream=False)
+            work = await chat_work(service, ask, CLIENT)
+            record = Record("-", "host", CLIENT.kind, None, stream=False)
             choices = Choices(
-                service.engine, work[:1], width=1, patience_s=service.options["queue_timeout_s"], record=record
+                service.engine,
+                work[:1],
+                service.presenter(ask, CLIENT),
+                width=1,
+                patience_s=service.options["queue_timeout_s"],
+                record=record,
             )
             done = await choices.run()
         except FieldError as error:
@@ -54,4 +73,62 @@ class ServedHost:
             raise RuntimeError(str(error)) from None
         record.reason = done[0].reason
         service.ended(record)
-        return done[0].text
+        return done[0].message.text
+
+    async def chat(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AsyncGenerator[AnswerEvent]:
+        """The answer to a chat request, event by event."""
+        service = self._service
+        listener: Listener | None = None
+        client = service.clients.recognise(dict(headers), body)
+        record = Record("-", "host", client.kind, client.session, stream=True)
+        try:
+            service.check_open()
+            ask = read_chat(body, service.model().tokenizer.vocab_size, service.defaults)
+            if ask.n != 1:
+                raise FieldError("n", "n must be 1 here")
+            work = await chat_work(service, ask, client)
+            presenter = Presenter("reasoning_content", service.ids)
+            listener = Listener(service.engine, work[0])
+            async for event in self._events(listener, presenter, record):
+                yield event
+        except FieldError as error:
+            raise RequestError(400, str(error), error.param) from None
+        except ApiError as error:
+            raise RequestError(error.status, error.message, error.param, error.code, error.retry_after) from None
+        except Refused as refusal:
+            raise RequestError(503, str(refusal), None, refusal.code, refusal.retry_after) from None
+        finally:
+            if listener is not None:
+                listener.cancel()
+                service.ended(record)
+
+    async def _events(self, listener: Listener, presenter: Presenter, record: Record) -> AsyncGenerator[AnswerEvent]:
+        quiet: float = self._service.options["keepalive_s"]
+        record.reason = ABANDONED
+        while True:
+            try:
+                events = await asyncio.wait_for(listener.events(), quiet)
+            except TimeoutError:
+                yield Waiting()
+                continue
+            for event in events:
+                if isinstance(event, Piece):
+                    if text := presenter.reasoning(event):
+                        yield ReasoningDelta(text)
+                    if text := presenter.content(event):
+                        record.spoke()
+                        yield ContentDelta(text)
+                elif isinstance(event, CallPiece):
+                    call_id = presenter.call_id() if event.name is not None else None
+                    yield CallDelta(event.index, event.arguments, call_id, event.name)
+                elif isinstance(event, Failed):
+                    record.stats.append(event.stats)
+                    record.reason = "error"
+                    raise broken(event.message)
+                elif isinstance(event, Finished):
+                    record.stats.append(event.stats)
+                    record.reason = event.reason
+                    if event.reason == ABANDONED:
+                        raise cut_off()
+                    yield AnswerEnd(event.reason, usage([event.stats]), event.detail)
+                    return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,15 +84,37 @@ def _part(value: Any, place: Place) -> str:
             raise place.key("type").error(f"must be text, not {shown(kind)}")
 
 
+UNREADABLE = "unreadable_arguments"
+"""The one argument of a call of an earlier turn whose arguments do not parse: templates read arguments as a mapping."""
+
+
 def _calls(value: Any, place: Place) -> list[Mapping[str, Any]]:
-    """An assistant's tool calls of an earlier turn: each names its function and carries its arguments as text."""
+    """An assistant's tool calls of an earlier turn, with the arguments as a mapping.
+
+    Clients send arguments as JSON text, and a call that was cut off comes back as it was. It is served all the same:
+    its text stands under `unreadable_arguments`.
+    """
     if not isinstance(value, list):
         raise place.wrong("a list of tool calls", value)
+    calls: list[Mapping[str, Any]] = []
     for index, item in enumerate(value):
         at = place.item(index)
         function = mapping(mapping(item, at).get("function"), at.key("function"))
         text(empty=False)(function.get("name"), at.key("function").key("name"))
         arguments = function.get("arguments", "")
-        if not isinstance(arguments, str | dict):
+        if not isinstance(arguments, str | dict | None):
             raise at.key("function").key("arguments").wrong("a string", arguments)
-    return value
+        calls.append({**item, "function": {**function, "arguments": _arguments(arguments)}})
+    return calls
+
+
+def _arguments(written: str | Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if not isinstance(written, str):
+        return written or {}
+    if not written.strip():
+        return {}
+    try:
+        parsed = json.loads(written)
+    except (ValueError, RecursionError):
+        parsed = None
+    return parsed if isinstance(parsed, dict) else {UNREADABLE: written}

@@ -11,9 +11,10 @@ from starlette.types import Receive
 
 from tandem.api.errors import broken, cut_off, waited_too_long
 from tandem.api.listener import Listener
+from tandem.api.presenting import Message, Presenter
 from tandem.api.record import Record
 from tandem.core.engine.engine import Engine
-from tandem.core.engine.request import Failed, Finished, Generate, Piece, Refused, Stats, TokenLogprob
+from tandem.core.engine.request import CallPiece, Failed, Finished, Generate, Piece, Refused, Stats, TokenLogprob
 
 ABANDONED = "abandoned"
 LAST_WORD_S = 30.0
@@ -24,7 +25,7 @@ LAST_WORD_S = 30.0
 class Choice:
     """One whole answer."""
 
-    text: str
+    message: Message
     logprobs: list[TokenLogprob]
     reason: str
     stats: Stats
@@ -33,7 +34,17 @@ class Choice:
 class Choices:
     """The choices of one request: at most `width` at a time, so that a large `n` does not fill everybody's queue."""
 
-    def __init__(self, engine: Engine, work: Seq[Generate], *, width: int, patience_s: float, record: Record) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        work: Seq[Generate],
+        presenter: Presenter,
+        *,
+        width: int,
+        patience_s: float,
+        record: Record,
+    ) -> None:
+        self._presenter = presenter
         self._engine = engine
         self._work = work
         self._width = width
@@ -90,17 +101,17 @@ class Choices:
 
     async def _collect(self, listener: Listener) -> Choice:
         patience = Patience(listener, self._patience_s)
-        texts: list[str] = []
+        message = Message(self._presenter)
         logprobs: list[TokenLogprob] = []
         try:
             while True:
                 for event in await listener.events():
-                    if isinstance(event, Piece):
-                        texts.append(event.text)
-                        logprobs += event.logprobs
+                    if isinstance(event, Piece | CallPiece):
+                        message.add(event)
+                        logprobs += event.logprobs if isinstance(event, Piece) else ()
                     elif isinstance(event, Finished | Failed):
                         self._record.stats.append(event.stats)
-                        return self._choice(event, "".join(texts), logprobs)
+                        return self._choice(event, message, logprobs)
                 if patience.over:
                     raise waited_too_long(self._patience_s)
         finally:
@@ -108,12 +119,12 @@ class Choices:
             listener.cancel()
             self._listeners.discard(listener)
 
-    def _choice(self, last: Finished | Failed, text: str, logprobs: list[TokenLogprob]) -> Choice:
+    def _choice(self, last: Finished | Failed, message: Message, logprobs: list[TokenLogprob]) -> Choice:
         if isinstance(last, Failed):
             raise broken(last.message)
         if last.reason == ABANDONED and not self._left:
             raise cut_off()
-        return Choice(text, logprobs, last.reason, last.stats)
+        return Choice(message, logprobs, last.reason, last.stats)
 
 
 class Patience:

@@ -49,6 +49,11 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def anything(value: Any, place: Place) -> Any:
+    """For fields that are checked together with others."""
+    return value
+
+
 def boolean(value: Any, place: Place) -> bool:
     if not isinstance(value, bool):
         raise place.wrong("true or false", value)

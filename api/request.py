@@ -10,6 +10,8 @@ from tandem.api.fields import CHAT, COMPLETIONS, read_fields
 from tandem.api.messages import Messages
 from tandem.api.prompts import PlainPrompt
 from tandem.api.readers import FieldError
+from tandem.api.structured import Document
+from tandem.api.thinking import Wish, read_wish
 from tandem.api.tools import ToolChoice, Tools, function_names
 from tandem.core.engine.request import Sampling
 
@@ -46,6 +48,13 @@ class ChatRequest(GenerationRequest):
     messages: Messages
     tools: Tools = ()
     tool_choice: ToolChoice = AUTO
+    parallel_tool_calls: bool | None = None
+    """Whether one answer may hold several calls; None = the client did not say."""
+    document: Document | None = None
+    """What the answer has to fit."""
+    wish: Wish = field(default_factory=Wish)
+    reasoning_format: str | None = None
+    """How the reasoning is sent; None = the client did not say."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -72,6 +81,9 @@ def read_chat(body: Mapping[str, Any], vocab_size: int, defaults: Defaults) -> C
         raise FieldError("tool_choice", f"tool_choice {choice.mode} needs tools")
     if choice.name is not None and choice.name not in function_names(offered):
         raise FieldError("tool_choice", f"tool_choice names {choice.name}, which is not among tools")
+    if values.get("response_format") is not None and "structured_outputs" in values:
+        raise FieldError("structured_outputs", "structured_outputs can't stand beside a response_format; send one")
+    wish = read_wish(body)
     wanted = values.get("max_completion_tokens", values.get("max_tokens", defaults.max_tokens))
     logprobs = values.get("top_logprobs", 0) if values.get("logprobs") else None
     return ChatRequest(
@@ -79,7 +91,11 @@ def read_chat(body: Mapping[str, Any], vocab_size: int, defaults: Defaults) -> C
         messages=values["messages"],
         tools=offered,
         tool_choice=choice,
-        template_kwargs=_template_kwargs(values),
+        parallel_tool_calls=values.get("parallel_tool_calls"),
+        document=values.get("response_format") or values.get("structured_outputs"),
+        wish=wish,
+        reasoning_format=values.get("reasoning_format"),
+        template_kwargs=_template_kwargs(values, wish),
     )
 
 
@@ -125,23 +141,20 @@ def _shared(values: Mapping[str, Any], max_tokens: int, logprobs: int | None, de
 OWN_NAMES = frozenset({"self", "messages", "tools"})
 """What the server itself gives the renderer."""
 
-TEMPLATE_EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "xhigh": "xhigh", "max": "xhigh"}
-"""Effort word -> the word that templates know. `high` is the template's own default."""
 
-
-def _template_kwargs(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The template's switches: the client's own, and what its effort word says where it set none."""
-    given: Mapping[str, Any] = values.get("chat_template_kwargs", {})
+def _template_kwargs(values: Mapping[str, Any], wish: Wish) -> dict[str, Any]:
+    """The template's switches: the client's own, with its wish about thinking in the template's words."""
+    given = dict(values.get("chat_template_kwargs", {}))
     for name in given:
         if name in OWN_NAMES:
             raise FieldError(f"chat_template_kwargs.{name}", f"chat_template_kwargs.{name} is set by the server")
-    effort = values.get("reasoning_effort")
-    switches: dict[str, Any] = {}
-    if effort in TEMPLATE_EFFORTS:
-        switches["reasoning_effort"] = TEMPLATE_EFFORTS[effort]
-    elif effort in ("none", "off"):
-        switches["enable_thinking"] = False
-    return {**switches, **given}
+    for name in ("reasoning_effort", "enable_thinking", "thinking_budget"):
+        given.pop(name, None)  # read into the wish
+    if wish.word is not None:
+        given["reasoning_effort"] = wish.word
+    if wish.on is not None:
+        given["enable_thinking"] = wish.on
+    return given
 
 
 _STEP = 0x9E3779B97F4A7C15

@@ -8,21 +8,26 @@ import json
 import random
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, TypeVar
 
 from tandem.api.clients import Clients
 from tandem.api.errors import ApiError, draining
 from tandem.api.metrics import Metrics
+from tandem.api.presenting import Presenter
 from tandem.api.prompts import PlainPrompt
 from tandem.api.record import Record
-from tandem.api.request import ChatRequest, Defaults
+from tandem.api.request import ChatRequest, Defaults, GenerationRequest
 from tandem.core.engine.engine import Engine
+from tandem.core.engine.notation import Notation, notation_of
 from tandem.core.engine.prompt import Prompt, PromptError
 from tandem.core.engine.request import Refused
-from tandem.core.kernel import Platform
-from tandem.core.plugin import Model
+from tandem.core.kernel import Platform, StartError
+from tandem.core.plugin import ClientMatch, Model
+
+T = TypeVar("T")
 
 INLINE_CHARACTERS = 4_000
 """A longer prompt is rendered and encoded on a thread of its own, so that streams go on meanwhile."""
@@ -33,6 +38,16 @@ def tandem_version() -> str:
         return version("tandem-llm")
     except PackageNotFoundError:
         return "0"
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A conversation as the template writes it."""
+
+    text: str
+    ids: list[int]
+    continued: bool
+    """It ends inside the assistant's last message, which the answer goes on with."""
 
 
 class Service:
@@ -56,12 +71,13 @@ class Service:
         self.metrics = Metrics(engine, {"version": self.version, "model": self.served_name or ""})
         self.clients = Clients(platform.build("clients"), partial(self.metrics.plugin_fault, "clients"))
         # Not os.urandom for each: a system call gives Python's lock away, and gets it back when the engine lets go.
-        self._ids = random.Random()
+        self.ids = random.Random()
         self._prompt = Prompt(platform.model) if platform.model else None
+        self._notation = _notation(platform, self.options["format"])
 
     def new_id(self, prefix: str) -> str:
         """A name for an answer, unique in this world."""
-        return f"{prefix}-{self._ids.getrandbits(96):024x}"
+        return f"{prefix}-{self.ids.getrandbits(96):024x}"
 
     def model(self) -> Model:
         """The served model. Raises Refused without one."""
@@ -69,28 +85,65 @@ class Service:
             raise Refused("no_model", "no model is loaded: the manifest has no model section", 60)
         return self.platform.model
 
+    @property
+    def notation(self) -> Notation:
+        """How the served model writes. Raises Refused without a model."""
+        self.model()
+        assert self._notation is not None
+        return self._notation
+
+    @property
+    def answer_reserve(self) -> int | None:
+        """Tokens that a thinking budget leaves for the answer; None = the automatic rule."""
+        reserve: int | str = self.options["answer_reserve"]
+        return None if isinstance(reserve, str) else reserve
+
+    def presenter(self, ask: GenerationRequest, client: ClientMatch) -> Presenter:
+        """What turns this request's answer into the parts of a message."""
+        shown = self.reasoning_format(ask, client) if isinstance(ask, ChatRequest) else "tags"
+        return Presenter(shown, self.ids)
+
+    def reasoning_format(self, ask: ChatRequest, client: ClientMatch) -> str:
+        """How this request's reasoning is sent: as it says, as a JSON answer needs it, or by server and client."""
+        if ask.reasoning_format is not None:
+            return ask.reasoning_format
+        if ask.document is not None and ask.document.is_json:
+            return "reasoning_content"
+        server: str = self.options["reasoning_format"]
+        return (client.reasoning_format or "reasoning_content") if server == "auto" else server
+
     def check_open(self) -> None:
         """Raises Refused while the server is going down, before any work is done for a request."""
         if self.engine.draining:
             raise draining()
 
-    async def chat_prompt(self, ask: ChatRequest) -> list[int]:
-        """The token ids of a conversation. Raises ApiError when the template refuses it."""
-        assert self._prompt is not None
+    async def chat_prompt(self, ask: ChatRequest) -> Rendered:
+        """The conversation as text and token ids. Raises ApiError when the template refuses it."""
         size = sum(len(message["content"]) for message in ask.messages)
-        render = partial(self._prompt.chat, ask.messages, ask.template_tools, **ask.template_kwargs)
-        return await self._encoded(render, size, "messages")
+        return await self._off_loop(partial(self._render, ask), size, "messages")
+
+    def _render(self, ask: ChatRequest) -> Rendered:
+        prompt = self._prompt
+        assert prompt is not None
+        last = ask.messages[-1]
+        continued = last["role"] == "assistant" and not last.get("tool_calls")
+        text = prompt.render(
+            ask.messages, ask.template_tools, **{"add_generation_prompt": not continued, **ask.template_kwargs}
+        )
+        if continued:
+            text = _unfinished(text, last["content"])
+        return Rendered(text, prompt.text(text), continued)
 
     async def plain_prompt(self, prompt: PlainPrompt) -> list[int]:
         """The token ids of a completion's prompt. Raises ApiError when it holds none."""
         assert self._prompt is not None
         if not isinstance(prompt, str):
             return list(prompt)
-        return await self._encoded(partial(self._prompt.text, prompt), len(prompt), "prompt")
+        return await self._off_loop(partial(self._prompt.text, prompt), len(prompt), "prompt")
 
-    async def _encoded(self, encode: Callable[[], list[int]], size: int, param: str) -> list[int]:
+    async def _off_loop(self, work: Callable[[], T], size: int, param: str) -> T:
         try:
-            return encode() if size <= INLINE_CHARACTERS else await asyncio.to_thread(encode)
+            return work() if size <= INLINE_CHARACTERS else await asyncio.to_thread(work)
         except PromptError as error:
             raise ApiError(400, str(error), param=param) from None
 
@@ -110,6 +163,22 @@ class Service:
         """A request is over: one log line, and the counters."""
         record.write()
         self.metrics.ended(record)
+
+
+def _notation(platform: Platform, wanted: str) -> Notation | None:
+    if platform.model is None:
+        return None
+    try:
+        return notation_of(platform, platform.model, wanted)
+    except ValueError as error:
+        raise StartError(f"server.format: {error}") from None
+
+
+def _unfinished(text: str, content: str) -> str:
+    """A rendered conversation cut behind its last message's own words, so that the answer goes on with them."""
+    words = content.rstrip()
+    at = text.rfind(words) if words else -1
+    return text[: at + len(words)] if at >= 0 else text
 
 
 def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:

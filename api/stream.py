@@ -15,10 +15,20 @@ from tandem.api.chunks import Writer
 from tandem.api.errors import ApiError, broken, cut_off, refused, waited_too_long
 from tandem.api.listener import Listener
 from tandem.api.plain import ABANDONED, LAST_WORD_S, until_gone
+from tandem.api.presenting import Presenter
 from tandem.api.record import Record
 from tandem.api.service import Service
 from tandem.api.usage import timings, usage
-from tandem.core.engine.request import Failed, Finished, Generate, Piece, PrefillProgress, Refused, TokenLogprob
+from tandem.core.engine.request import (
+    CallPiece,
+    Failed,
+    Finished,
+    Generate,
+    Piece,
+    PrefillProgress,
+    Refused,
+    TokenLogprob,
+)
 
 log = logging.getLogger("tandem.api")
 
@@ -42,6 +52,7 @@ class AnswerStream:
         writer: Writer,
         work: Seq[Generate],
         first: Listener,
+        presenter: Presenter,
         *,
         include_usage: bool | None,
         headers: Mapping[str, str],
@@ -51,6 +62,7 @@ class AnswerStream:
         self._writer = writer
         self._work = work
         self._listener = first
+        self._presenter = presenter
         self._include_usage = include_usage
         self._headers = headers
         self._left = False
@@ -96,7 +108,7 @@ class AnswerStream:
 
     async def _follow(self, *, last_choice: bool) -> bool:
         """Write one choice. False when the client left on the way."""
-        listener, writer = self._listener, self._writer
+        listener, writer, presenter = self._listener, self._writer, self._presenter
         orphans: list[TokenLogprob] = []  # of tokens whose characters are not whole yet
         while True:
             out: list[bytes] = []
@@ -104,9 +116,14 @@ class AnswerStream:
             for event in await listener.events():
                 if isinstance(event, Piece):
                     orphans += event.logprobs
-                    if event.text:
-                        out.append(writer.piece(event.text, orphans))
+                    if content := presenter.content(event):
+                        out.append(writer.piece(content, orphans))
                         orphans = []
+                    if reasoning := presenter.reasoning(event):
+                        out.append(writer.delta({"reasoning_content": reasoning}))
+                elif isinstance(event, CallPiece):
+                    if event.arguments or event.name is not None:
+                        out.append(writer.delta({"tool_calls": [presenter.call(event)]}))
                 elif isinstance(event, PrefillProgress):
                     if self._tells(event):
                         await self._write([sse.comment(f"prefill {event.done}/{event.total}")])

@@ -47,5 +47,24 @@ SERVER_OPTIONS = {
     ),
     "top_p": option("number", "The nucleus of a request that names none.", 1.0, exclusiveMinimum=0, maximum=1),
     "top_k": option("integer", "The top-k of a request that names none; 0 is off.", 0, minimum=0),
+    "format": option(
+        "string",
+        "The format that reads the model's reasoning and calls; `auto` takes the first that fits its template.",
+        "auto",
+    ),
+    "reasoning_format": option(
+        "string",
+        "How reasoning is sent to a request that does not say: in `tags`, as `reasoning_content`, in `both`, `hidden`, or "
+        "`auto` for what suits the client.",
+        "auto",
+        enum=["auto", "tags", "reasoning_content", "both", "hidden"],
+    ),
+    "answer_reserve": option(
+        ["integer", "string"],
+        "Tokens of the output limit that a thinking budget leaves for the answer; `auto` is a quarter, 2048 at most.",
+        "auto",
+        minimum=0,
+        pattern="^auto$",
+    ),
     "torch_threads": option("integer", "CPU threads for the model; 0 leaves torch's own choice.", 0, minimum=0),
 }

@@ -6,7 +6,16 @@ from tandem.core.plugin.decision import Decider, DecisionModel, Narrator, Questi
 from tandem.core.plugin.drafter import Drafter, DraftSession, DraftTree
 from tandem.core.plugin.format import AnswerFormat, AnswerParser, CallPart, Format, TextPart
 from tandem.core.plugin.hookspecs import KINDS, Kind, hookimpl
-from tandem.core.plugin.host import Host
+from tandem.core.plugin.host import (
+    AnswerEnd,
+    AnswerEvent,
+    CallDelta,
+    ContentDelta,
+    Host,
+    ReasoningDelta,
+    RequestError,
+    Waiting,
+)
 from tandem.core.plugin.model import (
     Block,
     Caps,
@@ -39,17 +48,21 @@ __all__ = [
     "KINDS",
     "Action",
     "ActionKind",
+    "AnswerEnd",
+    "AnswerEvent",
     "AnswerFormat",
     "AnswerParser",
     "Block",
     "BlockEvent",
     "Cache",
     "CacheTier",
+    "CallDelta",
     "CallPart",
     "Caps",
     "Checkpoint",
     "Client",
     "ClientMatch",
+    "ContentDelta",
     "Decider",
     "DecisionModel",
     "DraftSession",
@@ -70,6 +83,8 @@ __all__ = [
     "Part",
     "Progress",
     "Question",
+    "ReasoningDelta",
+    "RequestError",
     "RequestEvent",
     "Routes",
     "Rule",
@@ -82,6 +97,7 @@ __all__ = [
     "Tokenizer",
     "Tool",
     "Turn",
+    "Waiting",
     "allowed_types",
     "hookimpl",
     "is_text",

@@ -17,6 +17,12 @@ class ClientMatch:
     """The shape's name, used in metrics, logs and by rules."""
     session: str | None = None
     """The client's own id of the conversation, when it sends one."""
+    reasoning_format: str | None = None
+    """How this client reads reasoning best (`tags`, `reasoning_content`, `both`, `hidden`); None = the server's way."""
+    finish_words: frozenset[str] | None = None
+    """The finish reasons that the client understands; None = all of the server's."""
+    side: str | None = None
+    """What kind of side request this is (`title`, `tags`, `follow_ups`, `summary`, `compaction`); None = a turn."""
 
 
 Recognise = Callable[[Mapping[str, str], Mapping[str, Any]], ClientMatch | None]

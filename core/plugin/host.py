@@ -2,8 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import AsyncIterator, Mapping, Sequence as Seq
+from dataclasses import dataclass
 from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ContentDelta:
+    """A piece of the answer's text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """A piece of the reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """A piece of a tool call: `id` and `name` on its first piece, then JSON text of its arguments."""
+
+    index: int
+    arguments: str = ""
+    id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Nothing was written for the server's keep-alive time; a stream should say that it lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEnd:
+    """The answer is over. Comes last, once."""
+
+    reason: str
+    """`stop`, `length`, `tool_calls` or `timeout`."""
+    usage: Mapping[str, Any]
+    """The `usage` object of a chat completion."""
+    detail: str = ""
+    """Why exactly: `eos`, `stop_string`, `max_tokens`, `rule:NAME`."""
+
+
+AnswerEvent = ContentDelta | ReasoningDelta | CallDelta | Waiting | AnswerEnd
+
+
+class RequestError(Exception):
+    """A request that can't be served. The message is fit for the client."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        """The HTTP status that says it: 400 for the client's fault, 503 when there is no room."""
+        self.param = param
+        """The field that is wrong, in the chat request's names."""
+        self.code = code
+        self.retry_after = retry_after
+        """Seconds after which another try makes sense."""
 
 
 class Host(Protocol):
@@ -23,5 +89,14 @@ class Host(Protocol):
 
         `sampling` takes the request's own names (`temperature`, `seed`, `stop`, ...). Raises RuntimeError with the
         reason when the engine can't take or finish it. Waits in the same queue as every client.
+        """
+        ...
+
+    def chat(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AsyncIterator[AnswerEvent]:
+        """Answer a chat completion request, as it is written: another door to the same room.
+
+        `body` has the fields of `POST /v1/chat/completions`; `headers` (lower-case names) tell which client asks.
+        Raises RequestError before the first event, or later when the answer breaks. Closing the iterator frees the
+        engine.
         """
         ...

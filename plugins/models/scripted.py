@@ -33,13 +33,39 @@ SPECIALS = {"<|end|>": END, "<|system|>": SYSTEM, "<|user|>": USER, "<|assistant
 VOCAB = 261
 MAX_LEN = 262_144
 
+OPEN, CLOSE = "<think>", "</think>"
 TEMPLATE = """\
-{%- if tools %}<|system|>{{ tools | tojson }}<|end|>{% endif -%}
+{%- if tools %}<|system|>Tools: {{ tools | tojson }}
+A call is written as <tool_call>
+<function=NAME>
+<parameter=KEY>
+VALUE
+</parameter>
+</function>
+</tool_call><|end|>{% endif -%}
 {%- for message in messages -%}
-<|{{ message.role }}|>{{ message.content or "" }}<|end|>
+<|{{ message.role }}|>{{ message.content or "" }}
+{%- for call in message.tool_calls or [] %}<tool_call>
+<function={{ call.function.name }}>
+{% for key, value in call.function.arguments | items %}<parameter={{ key }}>
+{{ value if value is string else value | tojson }}
+</parameter>
+{% endfor %}</function>
+</tool_call>{% endfor -%}
+<|end|>
 {%- endfor -%}
-{%- if add_generation_prompt %}<|assistant|>{% endif -%}
+{%- if add_generation_prompt -%}
+<|assistant|>
+{%- set said = messages | selectattr("role", "equalto", "user") | map(attribute="content") | list | last or "" -%}
+{%- if enable_thinking is defined and enable_thinking is false %}<think>
+
+</think>
+
+{% elif enable_thinking is defined or "</think>" in said %}<think>
+{% endif -%}
+{%- endif -%}
 """
+"""A turn is opened inside the reasoning when the script closes it, or when the request turns thinking on."""
 
 
 class ByteTokenizer:
@@ -214,8 +240,17 @@ class ScriptedSequence:
     def begin_answer(self, prompt: Seq[int]) -> Script:
         """Read the script out of the prompt that ends where the answer begins."""
         self.answer_at = len(prompt)
-        self.script = read_script(_last_user_message(prompt), self.reply)
+        self.script = script_for(prompt, self.reply)
         return self.script
+
+
+def script_for(prompt: Seq[int], reply: Script) -> Script:
+    """What answers this prompt. A reply to a prompt that ends inside the reasoning closes it first."""
+    told = read_script(_last_user_message(prompt), reply)
+    inside = bytes(token for token in prompt[-16:] if token < 256).rstrip().endswith(OPEN.encode())
+    if told is not reply or not inside:
+        return told
+    return Script.of([Entry(f"{CLOSE}\n\n".encode()), *reply.entries])
 
 
 def _last_user_message(prompt: Seq[int]) -> str:
@@ -241,7 +276,7 @@ class ScriptDraft:
 
     def extend(self, tokens: Seq[int]) -> None:
         if self._script is None:
-            self._script = read_script(_last_user_message(tokens), self._model.reply)
+            self._script = script_for(tokens, self._model.reply)
         else:
             self._written += len(tokens)
 
@@ -339,7 +374,8 @@ def tandem_models() -> list[ModelBuilder]:
             "When the last user message is a JSON object with the key `script`, exactly that is written: "
             'a list of strings, `{"hex": "f09f"}` for raw bytes and `{"sleep_ms": 50}` for pauses, each entry accepted '
             'as one block, then the end token unless `"end": false` is given (the last entry is then repeated for '
-            "ever). Otherwise it writes the option `reply`.",
+            "ever). A script that holds `</think>` starts inside the reasoning.\n\nAnything else is answered with the "
+            "option `reply`.",
             build=_build,
             describe=_describe,
             architectures=("scripted",),

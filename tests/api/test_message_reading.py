@@ -40,8 +40,28 @@ def test_a_tool_turn_keeps_its_call_and_its_result() -> None:
         ],
         PLACE,
     )
-    assert read[1] == {"role": "assistant", "content": "", "tool_calls": [call]}
+    assert (read[1]["role"], read[1]["content"]) == ("assistant", "")
+    (kept,) = read[1]["tool_calls"]
+    assert kept["function"] == {"name": "look", "arguments": {"at": 1}}, "templates read arguments as a mapping"
     assert read[2]["tool_call_id"] == "call_1"
+
+
+@pytest.mark.parametrize(
+    ("written", "read_as"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        ({"a": 1}, {"a": 1}),
+        ("", {}),
+        (None, {}),
+        ('{"path": "a.txt", "content": "cut of', {"unreadable_arguments": '{"path": "a.txt", "content": "cut of'}),
+        ("[1, 2]", {"unreadable_arguments": "[1, 2]"}),
+        ("[" * 100_000, {"unreadable_arguments": "[" * 100_000}),
+    ],
+)
+def test_arguments_of_earlier_calls_are_served_whatever_they_hold(written: Any, read_as: dict[str, Any]) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "write", "arguments": written}}
+    read = messages([USER, {"role": "assistant", "content": "", "tool_calls": [call]}], PLACE)
+    assert read[1]["tool_calls"][0]["function"]["arguments"] == read_as
 
 
 def test_the_clients_own_objects_are_left_alone() -> None:

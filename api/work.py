@@ -1,0 +1,83 @@
+"""What the engine is asked to do for a request: one `Generate` for each choice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from functools import partial
+
+from tandem.api.errors import ApiError
+from tandem.api.request import ChatRequest, CompletionRequest, GenerationRequest, choice_seed
+from tandem.api.service import Service
+from tandem.api.structured import constraint_for, offered_tools
+from tandem.api.thinking import budget
+from tandem.core.engine.request import Generate, SharedPrompt
+from tandem.core.plugin import ClientMatch
+
+
+async def chat_work(service: Service, ask: ChatRequest, client: ClientMatch) -> list[Generate]:
+    """The choices of a chat. Raises ApiError when the template refuses the messages, the prompt does not fit, or
+    what the answer should be can't be turned into a constraint."""
+    notation = service.notation
+    rendered = await service.chat_prompt(ask)
+    room = _room(service, rendered.ids, ask, "messages")
+    wanted = bool(ask.tools) and ask.tool_choice.mode != "none"
+    tools = offered_tools(ask.tools) if wanted else ()
+    constraint = None
+    if ask.document is not None or wanted:
+        # A large schema compiles for a while; streams go on meanwhile.
+        make = partial(constraint_for, notation, ask.document, tools, ask.tool_choice, ask.parallel_tool_calls)
+        constraint = await asyncio.to_thread(make)
+    json_answer = ask.document is not None and ask.document.is_json
+    may_spend = budget(ask.wish, room, service.answer_reserve, len(notation.closing), wants_reserve=json_answer)
+    thinking = notation.thinking(
+        rendered.text, may_spend, may_open=constraint is None and not rendered.continued and ask.wish.on is not False
+    )
+    forced = ask.tool_choice.mode in ("required", "function")
+    one_call = ask.parallel_tool_calls is False or (forced and ask.parallel_tool_calls is not True)
+    first = Generate(
+        prompt=rendered.ids,
+        max_tokens=room,
+        sampling=ask.sampling,
+        stop=ask.stop,
+        thinking=thinking,
+        calls=notation.calls(tools, wanted=wanted, limit=1 if one_call else None),
+        constraint=constraint,
+        messages=ask.messages,
+        client=client.kind,
+        cache=ask.cache,
+    )
+    return _choices(first, ask.n)
+
+
+async def completion_work(service: Service, ask: CompletionRequest, client: ClientMatch) -> list[Generate]:
+    """For each prompt in order its choices. Raises ApiError when a prompt is empty or does not fit."""
+    work: list[Generate] = []
+    for plain in ask.prompts:
+        ids = await service.plain_prompt(plain)
+        room = _room(service, ids, ask, "prompt")
+        first = Generate(
+            prompt=ids, max_tokens=room, sampling=ask.sampling, stop=ask.stop, client=client.kind, cache=ask.cache
+        )
+        work += _choices(first, ask.n)
+    return work
+
+
+def _room(service: Service, ids: Seq[int], ask: GenerationRequest, param: str) -> int:
+    if not ids:
+        raise ApiError(400, "the prompt renders to no token", param=param)
+    return service.fitting(len(ids), ask.max_tokens, param)
+
+
+def _choices(first: Generate, n: int) -> list[Generate]:
+    """`n` choices of one prompt, which is read once; each has a seed of its own."""
+    shared = SharedPrompt() if n > 1 else None
+    return [
+        replace(
+            first,
+            sampling=replace(first.sampling, seed=choice_seed(first.sampling.seed, index)),
+            shared=shared,
+        )
+        for index in range(n)
+    ]
