@@ -28,7 +28,7 @@ from tandem.api.request import (
 )
 from tandem.api.service import Service
 from tandem.api.stream import AnswerStream
-from tandem.api.usage import timings, usage
+from tandem.api.usage import metrics, timings, usage
 from tandem.api.work import chat_work, completion_work
 from tandem.core.engine.request import Generate, Refused
 from tandem.core.plugin import ClientMatch, Tokenizer
@@ -110,13 +110,14 @@ class GenerateRoute:
             {
                 "message": choice.message,
                 "logprobs": kind.logprobs(tokenizer).object(choice.logprobs) if choice.logprobs else None,
-                "reason": choice.reason,
+                "reason": presenter.finish(choice.reason),
             }
             for choice in choices
         ]
         extra: dict[str, Any] = {"usage": usage([choice.stats for choice in choices], len(work) // ask.n)}
         if len(choices) == 1:
             extra["timings"] = timings(choices[0].stats, record.total_s * 1e3)
+            extra["metrics"] = metrics(choices[0].stats)
         answer = sse.dumps(kind.body(head, written, extra)).encode()
         return Response(answer, media_type="application/json", headers={CLIENT_HEADER: client.kind})
 

@@ -26,12 +26,24 @@ class Presenter:
 
     reasoning_format: str
     call_ids: random.Random
+    finish_words: frozenset[str] | None = None
+    """The finish reasons that the client understands; None = all."""
     _shown: frozenset[Channel] = field(init=False)
     _apart: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self._shown = SHOWN_IN_CONTENT[self.reasoning_format]
         self._apart = self.reasoning_format in SHOWN_APART
+
+    def finish(self, reason: str) -> str:
+        """The finish reason in the client's words: an answer that was ended early is a cut one to a client that
+        knows no better. (Some send the request again at once, and without end, after a word that they don't know.)"""
+        return reason if self.finish_words is None or reason in self.finish_words else "length"
+
+    @property
+    def knows_error(self) -> bool:
+        """Whether the finish reason `error` may stand beside an error object."""
+        return self.finish_words is None or "error" in self.finish_words
 
     def content(self, piece: Piece) -> str:
         """What of the piece stands in the content."""

@@ -101,7 +101,7 @@ class Service:
     def presenter(self, ask: GenerationRequest, client: ClientMatch) -> Presenter:
         """What turns this request's answer into the parts of a message."""
         shown = self.reasoning_format(ask, client) if isinstance(ask, ChatRequest) else "tags"
-        return Presenter(shown, self.ids)
+        return Presenter(shown, self.ids, client.finish_words)
 
     def reasoning_format(self, ask: ChatRequest, client: ClientMatch) -> str:
         """How this request's reasoning is sent: as it says, as a JSON answer needs it, or by server and client."""

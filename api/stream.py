@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence as Seq
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
@@ -18,7 +19,7 @@ from tandem.api.plain import ABANDONED, LAST_WORD_S, until_gone
 from tandem.api.presenting import Presenter
 from tandem.api.record import Record
 from tandem.api.service import Service
-from tandem.api.usage import timings, usage
+from tandem.api.usage import metrics, timings, usage
 from tandem.core.engine.request import (
     CallPiece,
     Failed,
@@ -151,15 +152,18 @@ class AnswerStream:
     def _end(self, last: Finished, orphans: Seq[TokenLogprob], last_choice: bool) -> bytes:
         """The finish chunk of a choice and, behind the last choice, all that closes the stream."""
         self._record.reason = last.reason
+        reason = self._presenter.finish(last.reason)
         if not last_choice:
-            return self._writer.finish(last.reason, orphans, {})
-        timed = {"timings": timings(last.stats, self._record.total_s * 1e3)} if len(self._work) == 1 else {}
+            return self._writer.finish(reason, orphans, {})
+        timed: dict[str, Any] = {}
+        if len(self._work) == 1:
+            timed = {"timings": timings(last.stats, self._record.total_s * 1e3), "metrics": metrics(last.stats)}
         if self._include_usage is False:
-            return self._writer.finish(last.reason, orphans, timed) + sse.DONE
+            return self._writer.finish(reason, orphans, timed) + sse.DONE
         cost = {"usage": usage(self._record.stats, len(self._work)), **timed}
         if self._include_usage is None:
-            return self._writer.finish(last.reason, orphans, cost) + sse.DONE
-        return self._writer.finish(last.reason, orphans, {}) + self._writer.closing(cost) + sse.DONE
+            return self._writer.finish(reason, orphans, cost) + sse.DONE
+        return self._writer.finish(reason, orphans, {}) + self._writer.closing(cost) + sse.DONE
 
     def _tells(self, event: PrefillProgress) -> bool:
         """Whether a prefill comment is due."""
@@ -200,7 +204,9 @@ class AnswerStream:
         if not self._opened:
             await error.response(self._headers)(scope, receive, send)
         else:
-            await self._speak([self._writer.finish("error", (), {"error": error.error}) + sse.DONE])
+            told = {"error": error.error}
+            last = self._writer.finish("error", (), told) if self._presenter.knows_error else sse.event(told)
+            await self._speak([last + sse.DONE])
 
     # -------------------------------------------------------------------------------------------- silence, leaving
 

@@ -56,6 +56,25 @@ def timings(stats: Stats, total_ms: float) -> dict[str, Any]:
     return {**rounded, "cache_source": stats.cache_source}
 
 
+def metrics(stats: Stats) -> dict[str, Any]:
+    """The same answer's times under the names that other local servers use."""
+    generated = stats.completion_tokens
+    numbers: dict[str, Any] = {
+        "time_to_first_token_ms": stats.queue_ms + stats.prefill_ms,
+        "generation_time_ms": stats.decode_ms,
+        "queue_time_ms": stats.queue_ms,
+        "mean_itl_ms": _ratio(stats.decode_ms, generated - 1) if generated > 1 else None,
+        "tokens_per_second": _ratio(generated * 1e3, stats.decode_ms),
+    }
+    rounded = {name: round(value, 2) for name, value in numbers.items() if value is not None}
+    drafted = {
+        "mean_acceptance_length": _ratio(generated, stats.rounds),
+        "draft_acceptance_rate": _ratio(stats.draft_accepted, stats.draft_tokens),
+    }
+    shown = {name: round(value, 4) for name, value in drafted.items() if value is not None}
+    return {**rounded, "speculative_decoding": shown}
+
+
 def _ratio(over: float, under: float) -> float | None:
     """None where there is nothing to divide by: a number that does not exist is left out."""
     return over / under if under else None

@@ -15,11 +15,12 @@ import torch
 from tandem.core.conductor import Journal, Supervisor
 from tandem.core.engine.caches import CacheStack
 from tandem.core.engine.drafting import PricedChooser, Prices
+from tandem.core.engine.drafts import Drafts, Opener
 from tandem.core.engine.generation import Generation, Phase
 from tandem.core.engine.request import Event, Failed, Finished, Generate, Refused, Sink, Stats
 from tandem.core.engine.round import run_round
 from tandem.core.kernel import Platform
-from tandem.core.plugin import DraftSession, RequestEvent
+from tandem.core.plugin import RequestEvent
 
 log = logging.getLogger("tandem.engine")
 
@@ -66,7 +67,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._totals: dict[str, float] = {}
         self.caches = CacheStack([], self._fail_cache)
-        self._openers: list[Callable[[], DraftSession]] = []
+        self._openers: list[Opener] = []
         self._chooser: PricedChooser | None = None
         self._prices: Prices | None = None
         self._supervisor = Supervisor(
@@ -76,7 +77,7 @@ class Engine:
         )
         if self.model is not None:
             self.caches = CacheStack(platform.build("caches", self.model), self._fail_cache)
-            self._openers = [opener for _, opener in platform.build("drafters", self.model)]
+            self._openers = platform.build("drafters", self.model)
 
     @property
     def max_len(self) -> int:
@@ -221,7 +222,7 @@ class Engine:
                 prefill_chunk=self._options["prefill_chunk"],
                 max_len=self.max_len,
                 caches=self.caches,
-                drafts=[opener() for opener in self._openers],
+                drafts=Drafts(self._openers, self._fail_drafter),
                 chooser=self._chooser,
                 watch=self._supervisor.begin(event),
             )
@@ -283,6 +284,10 @@ class Engine:
     def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+    def _fail_drafter(self, name: str, reason: str) -> None:
+        self._openers = [(known, opener) for known, opener in self._openers if known != name]
+        self._platform.fail("drafters", name, reason)
 
     def _fail_cache(self, name: str, reason: str) -> None:
         self._platform.fail("caches", name, reason)

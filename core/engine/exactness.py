@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 import torch
 
 from tandem.core.engine.drafting import TakeAll
+from tandem.core.engine.drafts import Drafts, Opener
 from tandem.core.engine.generation import Generation, Phase
 from tandem.core.engine.request import Generate, Sampling
 from tandem.core.engine.round import run_round
 from tandem.core.engine.sampling import Sampler
-from tandem.core.plugin import Block, DraftSession, DraftTree, Model
+from tandem.core.plugin import Block, DraftTree, Model
 
+OWN = "the model's own"
 TIE_NATS = 0.125
 """The largest lead that still counts as a near tie."""
 
@@ -124,40 +126,44 @@ class WrongDraft:
         return token if token != truth else (token + 1) % self._vocab
 
 
-Opener = Callable[[Reference], list[DraftSession]]
+Opening = Callable[[Reference], Drafts]
 
 
 def verify(
     model: Model,
     prompts: Seq[Seq[int]],
-    drafters: Seq[tuple[str, Callable[[], DraftSession]]] = (),
+    drafters: Seq[Opener] = (),
     *,
     max_tokens: int = 64,
     samplings: dict[str, Sampling] | None = None,
 ) -> Iterator[Outcome]:
     """Run every prompt every way; yields an outcome for each way and sampling as it is done."""
     vocab = model.tokenizer.vocab_size
-    ways: dict[str, Opener] = {
-        "plain round": lambda reference: [],
-        "always wrong": lambda reference: [WrongDraft(reference.tokens, 0.0, vocab, 1)],
-        "half right": lambda reference: [WrongDraft(reference.tokens, 0.5, vocab, 2)],
-        **{name: _served([opener]) for name, opener in drafters},
+    ways: dict[str, Opening] = {
+        "plain round": lambda reference: Drafts(),
+        "always wrong": lambda reference: Drafts([("wrong", lambda: WrongDraft(reference.tokens, 0.0, vocab, 1))]),
+        "half right": lambda reference: Drafts([("half", lambda: WrongDraft(reference.tokens, 0.5, vocab, 2))]),
+        **{name: _served([(name, opener)]) for name, opener in drafters},
     }
     if model.drafter() is not None:
-        ways["the model's own"] = lambda reference: [session for session in [model.drafter()] if session is not None]
+        ways[OWN] = lambda reference: Drafts()
     if len(drafters) > 1:
-        ways["all drafters"] = _served([opener for _, opener in drafters])
+        ways["all drafters"] = _served(drafters)
     for name, sampling in (samplings or SAMPLINGS).items():
         requests = [Generate(prompt, max_tokens, sampling) for prompt in prompts]
         references = [plain_run(model, request) for request in requests]
-        for way, opener in ways.items():
-            yield _compare(way, name, model, requests, references, opener, together=1)
+        for way, opening in ways.items():
+            yield _compare(way, name, model, requests, references, opening, together=1)
         if model.caps.joint:
             yield _compare("two at once", name, model, requests, references, ways["half right"], together=2)
 
 
-def _served(openers: Seq[Callable[[], DraftSession]]) -> Opener:
-    return lambda reference: [opener() for opener in openers]
+def _served(openers: Seq[Opener]) -> Opening:
+    return lambda reference: Drafts(openers, _raise)
+
+
+def _raise(name: str, reason: str) -> None:
+    raise RuntimeError(f"the drafter {name} failed: {reason}")
 
 
 def _compare(
@@ -166,14 +172,14 @@ def _compare(
     model: Model,
     requests: Seq[Generate],
     references: Seq[Reference],
-    opener: Opener,
+    opening: Opening,
     together: int,
 ) -> Outcome:
     outcome = Outcome(way, sampling)
     for start in range(0, len(requests), together):
         group = range(start, min(start + together, len(requests)))
         running = [
-            Generation(requests[i], model, drafts=opener(references[i]), chooser=TakeAll(), own_draft=False)
+            Generation(requests[i], model, drafts=opening(references[i]), chooser=TakeAll(), own_draft=way == OWN)
             for i in group
         ]
         while any(generation.phase is not Phase.DONE for generation in running):

@@ -13,13 +13,13 @@ from tandem.core.answer import Answer
 from tandem.core.conductor import Watch
 from tandem.core.engine.caches import CacheStack
 from tandem.core.engine.drafting import MAX_NODES, Chooser
+from tandem.core.engine.drafts import Drafts
 from tandem.core.engine.request import Event, Failed, Finished, Generate, Piece, PrefillProgress, Stats
 from tandem.core.engine.sampling import Sampler
 from tandem.core.engine.steering import Steering
 from tandem.core.plugin import (
     Block,
     BlockEvent,
-    DraftSession,
     DraftTree,
     FinishEvent,
     Model,
@@ -51,7 +51,7 @@ class Generation:
         prefill_chunk: int = 512,
         max_len: int | None = None,
         caches: CacheStack | None = None,
-        drafts: Seq[DraftSession] = (),
+        drafts: Drafts | None = None,
         chooser: Chooser | None = None,
         watch: Watch | None = None,
         own_draft: bool = True,
@@ -75,7 +75,7 @@ class Generation:
         self._steering = Steering(self._answer, thinking, request.constraint() if request.constraint else None)
         self._chunk = prefill_chunk
         self._caches = caches if caches is not None and request.cache else None
-        self._drafts = list(drafts)
+        self._drafts = drafts if drafts is not None else Drafts()
         self._own = model.drafter() if own_draft else None
         self._chooser = chooser
         self._watch = watch
@@ -149,8 +149,7 @@ class Generation:
         self.phase = Phase.DECODE
         self._prefilled = self._clock()
         self.stats = replace(self.stats, prefill_ms=(self._prefilled - self._began) * 1e3)
-        for session in self._sessions():
-            session.extend(self.request.prompt)
+        self._tell_drafters(self.request.prompt)
 
     def _decode_block(self, others: int) -> Block | None:
         assert self.row is not None
@@ -228,8 +227,11 @@ class Generation:
 
     # ----------------------------------------------------------------------------------------------- its parts
 
-    def _sessions(self) -> list[DraftSession]:
-        return [self._own, *self._drafts] if self._own is not None else self._drafts
+    def _tell_drafters(self, tokens: Seq[int]) -> None:
+        """These tokens are part of the text now."""
+        if self._own is not None:
+            self._own.extend(tokens)
+        self._drafts.extend(tokens)
 
     def _draft(self, root: int, others: int) -> DraftTree | None:
         left = min(self.request.max_tokens - len(self.output), self._room(), self._steering.before_forced())
@@ -243,7 +245,7 @@ class Generation:
                 return own
         if self._chooser is None or not self._drafts:
             return None
-        trees = [tree for session in self._drafts if (tree := session.propose(root, limit))]
+        trees = self._drafts.propose(root, limit)
         return self._chooser.choose(trees, self.sequence.length, others) if trees else None
 
     def _room(self) -> int:
@@ -262,8 +264,7 @@ class Generation:
 
     def _after_block(self, count: int) -> bool:
         """Everything that follows an accepted block of `count` tokens; True when the generation is over."""
-        for session in self._sessions():
-            session.extend(self.output[-count:])
+        self._tell_drafters(self.output[-count:])
         if self._answer.stopped is not None:
             self._finish("stop", "stop_string")
         elif len(self.output) >= self.request.max_tokens or self._room() < 1:

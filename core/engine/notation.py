@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from tandem.core.engine.constraint import Constraint, Grammars
 from tandem.core.engine.request import Calls, Thinking
 from tandem.core.kernel import Platform
-from tandem.core.plugin import AnswerFormat, Model, Tool
+from tandem.core.plugin import AnswerFormat, Format, Model, Tool
 
 CLOSING_WORDS = "\n\nThat is all the thinking there is room for; now the answer.\n"
 """Written in front of the closing tag when a thinking budget is spent."""
@@ -67,10 +68,18 @@ def notation_of(platform: Platform, model: Model, wanted: str = "auto") -> Notat
     built = dict(platform.build("formats"))
     if wanted != "auto" and wanted not in built:
         raise ValueError(f"the format `{wanted}` is not active; active are: {', '.join(sorted(built)) or 'none'}")
-    names = [wanted] if wanted != "auto" else [name for name in built if parts[name].fits(template)]
+    names = [wanted] if wanted != "auto" else [name for name in built if _fits(platform, name, parts[name], template)]
     form: AnswerFormat | None = built[names[0]] if names else None
     tags = form.thinking if form is not None else None
     if tags is not None and tags[0] not in template:
         tags = None
     closing = tuple(model.tokenizer.encode(f"{CLOSING_WORDS}{tags[1]}\n\n")) if tags else ()
     return Notation(names[0] if names else "none", form, tags, closing, Grammars(model.tokenizer))
+
+
+def _fits(platform: Platform, name: str, part: Format, template: str) -> bool:
+    try:
+        return bool(part.fits(template))
+    except Exception as error:
+        platform.fail("formats", name, traceback.format_exception_only(error)[-1].strip())
+        return False

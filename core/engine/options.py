@@ -54,8 +54,8 @@ SERVER_OPTIONS = {
     ),
     "reasoning_format": option(
         "string",
-        "How reasoning is sent to a request that does not say: in `tags`, as `reasoning_content`, in `both`, `hidden`, or "
-        "`auto` for what suits the client.",
+        "How reasoning is sent to a request that does not say: in `tags`, as `reasoning_content`, in `both`, `hidden`, "
+        "or `auto` for what suits the client.",
         "auto",
         enum=["auto", "tags", "reasoning_content", "both", "hidden"],
     ),

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
+from functools import partial
+from typing import TypeVar
 
 import torch
 
 from tandem.core.engine.drafting import Prices
 from tandem.core.engine.generation import Generation, Phase
 from tandem.core.plugin import Block, Model
+
+log = logging.getLogger("tandem.engine")
+T = TypeVar("T")
 
 
 @torch.inference_mode()
@@ -22,7 +28,7 @@ def run_round(model: Model, generations: Seq[Generation], prices: Prices | None 
     work: list[tuple[Generation, Block]] = []
     rows = 0
     for generation in generations:
-        block = generation.next_block(others=rows)
+        block = _guarded(generation, partial(generation.next_block, rows))
         if block is not None:
             work.append((generation, block))
             rows += len(block.tokens)
@@ -32,7 +38,17 @@ def run_round(model: Model, generations: Seq[Generation], prices: Prices | None 
         decoding = joined[0][0].phase is Phase.DECODE
         context = joined[0][0].sequence.length
         logits = model.forward([block for _, block in joined])
-        for (generation, block), rows_wanted in zip(joined, logits, strict=True):
-            generation.take(block, rows_wanted)
+        for (generation, block), wanted in zip(joined, logits, strict=True):
+            _guarded(generation, partial(generation.take, block, wanted))
         if prices is not None and decoding and len(joined) == 1:
             prices.observe(len(joined[0][1].tokens), context, time.perf_counter() - start)
+
+
+def _guarded(generation: Generation, step: Callable[[], T]) -> T | None:
+    """What goes wrong inside one generation (a format's parser, say) ends that one alone."""
+    try:
+        return step()
+    except Exception as error:
+        log.exception("a generation failed")
+        generation.fail(f"the answer could not go on: {error}")
+        return None

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
+from urllib.parse import unquote
 
 TYPES = ("string", "integer", "number", "boolean", "object", "array", "null")
+EVERY = frozenset(TYPES)
+PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+"""Words of Python that models write for JSON's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,22 +25,52 @@ class Tool:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """The JSON Schema of its arguments object; empty when the client sent none."""
 
+    @property
+    def properties(self) -> Mapping[str, Any]:
+        """The declared parameters: name -> schema, in the client's order."""
+        found = resolve(self.parameters, self.parameters).get("properties")
+        return found if isinstance(found, Mapping) else {}
+
+    @property
+    def required(self) -> frozenset[str]:
+        """The declared parameters that must be there."""
+        found = resolve(self.parameters, self.parameters).get("required")
+        return frozenset(found if isinstance(found, list) else ()) & self.properties.keys()
+
     def parameter(self, name: str) -> Any:
-        """The schema of one parameter with its `$ref` resolved; None when the schema says nothing about it."""
-        properties = resolve(self.parameters, self.parameters).get("properties")
-        if not isinstance(properties, Mapping) or name not in properties:
-            return None
-        return resolve(properties[name], self.parameters)
+        """The schema of one parameter with its `$ref` resolved; `additionalProperties` describes an undeclared one.
+        None when nothing is said about it."""
+        schema = self.properties.get(name)
+        if schema is None:
+            schema = resolve(self.parameters, self.parameters).get("additionalProperties")
+        return resolve(schema, self.parameters) if isinstance(schema, Mapping) else None
 
     def parameter_named(self, written: str) -> str:
-        """The parameter that a model meant: the exact name, else the only one that is equal without case and
-        with `-` and `_` alike, else what was written."""
-        properties = resolve(self.parameters, self.parameters).get("properties")
-        names = list(properties) if isinstance(properties, Mapping) else []
-        if written in names:
-            return written
-        alike = [name for name in names if _loose(name) == _loose(written)]
-        return alike[0] if len(alike) == 1 else written
+        """The parameter that a model meant: the exact name, else the only one that is equal without case, `-` and
+        `_`, else what was written."""
+        return _meant(written, self.properties)
+
+
+def tool_named(tools: Seq[Tool], written: str) -> Tool:
+    """The function that a model meant, by the same rule; one that isn't offered is a tool without parameters."""
+    offered = {tool.name: tool for tool in tools}
+    name = _meant(written, offered)
+    return offered.get(name) or Tool(name)
+
+
+def _meant(written: str, names: Iterable[str]) -> str:
+    known = list(names)
+    if written in known:
+        return written
+    alike = [name for name in known if _loose(name) == _loose(written)]
+    return alike[0] if len(alike) == 1 else written
+
+
+def _loose(name: str) -> str:
+    return name.replace("-", "").replace("_", "").lower()
+
+
+# ------------------------------------------------------------------------------------------------------- schemas
 
 
 def resolve(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -45,61 +81,87 @@ def resolve(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#"):
             return schema
-        node: Any = root
-        for word in reference[1:].strip("/").split("/") if reference != "#" else []:
-            word = word.replace("~1", "/").replace("~0", "~")
-            node = node.get(word) if isinstance(node, Mapping) else None
-        schema = node
+        schema = _at(reference, root)
     return {}
 
 
+def _at(reference: str, root: Mapping[str, Any]) -> Any:
+    """What a JSON pointer (RFC 6901) in a fragment leads to; None where it leads nowhere."""
+    node: Any = root
+    for word in reference[1:].strip("/").split("/") if reference.strip("#/") else []:
+        word = unquote(word).replace("~1", "/").replace("~0", "~")
+        if isinstance(node, Mapping):
+            node = node.get(word)
+        else:
+            node = node[int(word)] if isinstance(node, list) and word.isdigit() and int(word) < len(node) else None
+    return node
+
+
+def standalone(schema: Any, root: Mapping[str, Any]) -> Any:
+    """`schema`, a part of `root`, as a document of its own: every local `$ref` of it still leads to the same place,
+    now in a copy of `root` under `$defs`."""
+    if not isinstance(schema, Mapping) or "$ref" not in json.dumps(schema):
+        return schema
+    return {**_aimed(schema), "$defs": {"root": _aimed(root)}}
+
+
+def _aimed(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_aimed(part) for part in node]
+    if not isinstance(node, Mapping):
+        return node
+    aimed = {key: _aimed(part) for key, part in node.items()}
+    reference = node.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        aimed["$ref"] = "#/$defs/root" + reference[1:].rstrip("/")
+    return aimed
+
+
 def allowed_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
-    """The JSON types that a schema lets a value have.
+    """The JSON types that a schema lets a value have; `number` comes with `integer`.
 
     `type` (a word or a list), `enum` and `const` (the types of their values), `anyOf` and `oneOf` (any branch's),
-    `allOf` (what all branches allow). A schema that says nothing allows every type.
+    `allOf` (what all branches allow), `nullable` (null besides). A schema that says nothing allows every type, and so
+    does a word that is no JSON type.
     """
-    return _types(schema, root, 0)
+    return _types(schema, root, {})
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
-    every = frozenset(TYPES)
+def _types(schema: Any, root: Mapping[str, Any], seen: dict[int, frozenset[str]]) -> frozenset[str]:
     schema = resolve(schema, root)
-    if not schema or depth > 16:
-        return every
-    allowed = every
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        allowed &= {kind}
-    elif isinstance(kind, list):
-        allowed &= {word for word in kind if isinstance(word, str)}
+    if id(schema) in seen:  # a circle, or a part that several branches refer to
+        return seen[id(schema)]
+    seen[id(schema)] = EVERY
+    allowed = EVERY
+    kinds = schema.get("type")
+    kinds = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
+    if kinds and all(kind in TYPES for kind in kinds):
+        allowed &= frozenset(kinds) | ({"integer"} if "number" in kinds else set())
     if "const" in schema:
-        allowed &= _of_values([schema["const"]])
+        allowed &= {json_type(schema["const"])}
     if isinstance(schema.get("enum"), list):
-        allowed &= _of_values(schema["enum"])
+        allowed &= {json_type(value) for value in schema["enum"]}
     for word in ("anyOf", "oneOf"):
         if isinstance(schema.get(word), list) and schema[word]:
-            allowed &= frozenset().union(*(_types(part, root, depth + 1) for part in schema[word]))
-    for part in schema.get("allOf") or []:
-        allowed &= _types(part, root, depth + 1)
+            allowed &= frozenset().union(*(_types(part, root, seen) for part in schema[word]))
+    for part in schema["allOf"] if isinstance(schema.get("allOf"), list) else []:
+        allowed &= _types(part, root, seen)
+    if schema.get("nullable") is True:
+        allowed |= {"null"}
+    seen[id(schema)] = allowed
     return allowed
 
 
-def _of_values(values: list[Any]) -> frozenset[str]:
-    found = frozenset(json_type(value) for value in values)
-    return found | {"number"} if "integer" in found else found
-
-
 def json_type(value: Any) -> str:
-    """The JSON Schema word for a value's type."""
+    """The JSON Schema word for a value's type; a float without a fraction is an `integer`."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return "boolean"
-    if isinstance(value, int):
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
         return "integer"
     if isinstance(value, float):
-        return "integer" if value.is_integer() else "number"
+        return "number"
     if isinstance(value, str):
         return "string"
     return "array" if isinstance(value, list) else "object"
@@ -110,33 +172,76 @@ def is_text(schema: Any, root: Mapping[str, Any]) -> bool:
 
     True when strings are the only type allowed, or when the schema says nothing about the parameter.
     """
-    return schema is None or allowed_types(schema, root) in (frozenset({"string"}), frozenset(TYPES))
+    return schema is None or allowed_types(schema, root) in (frozenset({"string"}), EVERY)
+
+
+# -------------------------------------------------------------------------------------------------------- values
 
 
 def typed(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
     """The value of a parameter that the model wrote as plain text.
 
     The rule: where a string is the only type allowed, or nothing is said, the text is the value. Otherwise the text is
-    read as JSON, and the result counts when its type is allowed; `True`, `False` and `None` count as their JSON words.
-    In a union with string, text that reads as one of the other types becomes that type, all else stays text. Text that
-    fits no allowed type stays a string, so the client sees what the model wrote.
+    read as JSON, and the result counts when it is no string and its type is allowed; `True`, `False` and `None` count
+    as their JSON words, and where no string is allowed, a list or a dict in Python's notation counts too. In a union
+    with string, text that reads as one of the other types becomes that type, all else stays text, quotes included.
+    Text that fits no allowed type stays a string, so the client sees what the model wrote.
     """
     if is_text(schema, root):
         return text
     allowed = allowed_types(schema, root)
-    words = {"True": "true", "False": "false", "None": "null"}
     stripped = text.strip()
     try:
-        value = json.loads(words.get(stripped, stripped))
-    except (ValueError, RecursionError):
-        return text
+        value = read_json(PYTHON_WORDS.get(stripped, stripped))
+    except ValueError:
+        value = text if "string" in allowed else _python_literal(stripped)
     kind = json_type(value)
-    if kind in allowed or (kind == "integer" and "number" in allowed):
-        if kind == "integer" and "integer" in allowed and isinstance(value, float):
-            return int(value)
-        return value
-    return text
+    if kind == "string" or kind not in allowed:
+        return text
+    return int(value) if isinstance(value, float) and "number" not in allowed else value
 
 
-def _loose(name: str) -> str:
-    return name.replace("-", "").replace("_", "").lower()
+def fitted(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
+    """The value of a parameter that the model wrote as JSON: a string where the schema allows none is read as
+    `typed` reads plain text. Everything else stays as it is."""
+    if isinstance(value, str) and schema is not None and "string" not in allowed_types(schema, root):
+        return typed(value, schema, root)
+    return value
+
+
+def read_json(text: str) -> Any:
+    """The value of a JSON text. Raises ValueError also for what Python's reader lets pass (NaN, infinite numbers)
+    or can't hold (nesting without end)."""
+    try:
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _refuse(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)
+
+
+def _python_literal(text: str) -> Any:
+    """A list or a dict as Python writes it, in JSON's types; the text itself when it is none."""
+    if not text.startswith(("[", "{")):
+        return text
+    try:
+        return read_json(json.dumps(ast.literal_eval(text), allow_nan=False))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return text
+
+
+def json_text(value: Any) -> str:
+    """A value as JSON text, characters as they are; half a surrogate pair, which no UTF-8 can hold, is escaped."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return text if text.isascii() or not _has_surrogates(text) else json.dumps(value, allow_nan=False)
+
+
+def _has_surrogates(text: str) -> bool:
+    return any("\ud800" <= char <= "\udfff" for char in text)

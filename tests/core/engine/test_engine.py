@@ -12,6 +12,7 @@ from toy import ToyModel
 from tandem.core.engine.engine import Engine
 from tandem.core.engine.options import SERVER_OPTIONS
 from tandem.core.engine.request import (
+    Calls,
     Event,
     Failed,
     Finished,
@@ -22,7 +23,7 @@ from tandem.core.engine.request import (
     Sampling,
     SharedPrompt,
 )
-from tandem.core.plugin import Action, BlockEvent, FinishEvent, Match, Moment, Rule, SafePoint
+from tandem.core.plugin import Action, BlockEvent, DraftTree, FinishEvent, Match, Moment, Rule, SafePoint
 from tandem.core.plugin.part import with_defaults
 
 
@@ -470,3 +471,59 @@ def test_when_the_reader_leaves_another_choice_reads_the_prompt(engines: Any) ->
     last = second.wait()
     assert isinstance(last, Finished)
     assert last.stats.completion_tokens == 5
+
+
+# ---------------------------------------------------------------------------------------------------- broken parts
+
+
+class Raising:
+    """A drafting session that works until it is asked."""
+
+    def extend(self, tokens: Any) -> None:
+        return
+
+    def propose(self, root: int, limit: int) -> Any:
+        raise LookupError("no such page")
+
+
+class Broken:
+    """Proposes a tree that is none."""
+
+    def extend(self, tokens: Any) -> None:
+        return
+
+    def propose(self, root: int, limit: int) -> DraftTree:
+        return DraftTree([1, 2], [5, 0], [0.5, 0.5], "broken")
+
+
+@pytest.mark.parametrize(("session", "words"), [(Raising, "no such page"), (Broken, "does not come before it")])
+def test_a_drafter_that_fails_is_dropped_and_every_answer_goes_on(engines: Any, session: Any, words: str) -> None:
+    plain, _ = ask(engines(FakePlatform(ToyModel(**LONG))), max_tokens=9)
+    plain.wait()
+    platform = FakePlatform(ToyModel(**LONG))
+    platform.drafters = [("bad", session)]
+    engine = engines(platform)
+    clients = [ask(engine, max_tokens=9)[0] for _ in range(2)]
+    for client in clients:
+        assert isinstance(client.wait(), Finished)
+        assert client.text == plain.text
+    assert {failure[:2] for failure in platform.failed} == {("drafters", "bad")}
+    assert words in platform.failed[0][2]
+
+
+def test_a_parser_that_raises_ends_its_own_answer_alone(engines: Any) -> None:
+    class Parser:
+        def feed(self, text: str) -> Any:
+            raise ZeroDivisionError("parsed too far")
+
+        def end(self, cut: bool) -> Any:
+            return []
+
+    engine = engines(FakePlatform(SlowToy(**LONG)))
+    healthy, _ = ask(engine, max_tokens=20)
+    broken, _ = ask(engine, max_tokens=20, calls=Calls(Parser))
+    failed, finished = broken.wait(), healthy.wait()
+    assert isinstance(failed, Failed)
+    assert "parsed too far" in failed.message
+    assert isinstance(finished, Finished)
+    assert finished.stats.completion_tokens == 20

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from toy import RandomDrafter, ToyModel
+from toy import RandomDrafter, ToyModel, drafts
 
 from tandem.core.engine.constraint import Grammars, regex_grammar
 from tandem.core.engine.drafting import TakeAll
@@ -22,7 +22,7 @@ SAMPLINGS = [Sampling(), Sampling(temperature=1.0, seed=9), Sampling(repetition_
 
 def run(request: Generate, drafter: RandomDrafter | None = None, model: ToyModel | None = None) -> Generation:
     generation = Generation(
-        request, model or ToyModel(eos_bias=-6.0), drafts=[drafter] if drafter else [], chooser=TakeAll()
+        request, model or ToyModel(eos_bias=-6.0), drafts=drafts(drafter) if drafter else None, chooser=TakeAll()
     )
     while generation.phase is not Phase.DONE:
         run_round(generation.model, [generation])

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from tandem.core.plugin import Block, Caps, DraftTree
+from tandem.core.engine.drafts import Drafts
+from tandem.core.plugin import Block, Caps, DraftSession, DraftTree
 
 VOCAB = 12
 EOS = 0
@@ -118,6 +119,15 @@ class ToyModel:
 
     def close(self) -> None:
         return
+
+
+def drafts(session: DraftSession) -> Drafts:
+    """One open session; a fault in it fails the test."""
+
+    def fail(name: str, reason: str) -> None:
+        raise AssertionError(reason)
+
+    return Drafts([("toy", lambda: session)], fail)
 
 
 class RandomDrafter:
