@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable, Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -10,6 +13,8 @@ from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tandem.api import probes
+from tandem.api.auth import Access, Gate, Guard, read_gate
 from tandem.api.errors import ApiError, broken, on_api_error, on_http_exception
 from tandem.api.generate import CHAT, COMPLETIONS, GenerateRoute
 from tandem.api.host import ServedHost
@@ -22,44 +27,84 @@ from tandem.core.kernel import Platform
 
 log = logging.getLogger("tandem.api")
 
-ROUTE_LABELS = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "completions",
-    "/v1/models": "models",
-    "/v1/plugins": "plugins",
-    "/health": "health",
-    "/metrics": "metrics",
-}
+
+@dataclass(frozen=True, slots=True)
+class OwnRoute:
+    """One route of the server's own."""
+
+    path: str
+    handler: Callable[[Any], Awaitable[Any]]
+    label: str
+    """Its name in the metrics."""
+    access: Access
+    """What it asks for once there is an admin token."""
+    methods: tuple[str, ...] = ("GET",)
+
+
+def own_routes(service: Service, gate: Gate) -> list[OwnRoute]:
+    """Every route that is there without a plugin."""
+    info = InfoRoutes(service, gate)
+    chat, completions = GenerateRoute(service, CHAT), GenerateRoute(service, COMPLETIONS)
+    return [
+        OwnRoute("/v1/chat/completions", chat.handle, "chat", Access.OPEN, ("POST",)),
+        OwnRoute("/v1/completions", completions.handle, "completions", Access.OPEN, ("POST",)),
+        OwnRoute("/v1/models", info.models, "models", Access.OPEN),
+        OwnRoute("/v1/models/{id:path}", info.model, "models", Access.OPEN),
+        OwnRoute("/v1/plugins", info.plugins, "plugins", Access.ADMIN),
+        # Everybody may know whether it is well; the rest of the body asks for more.
+        OwnRoute("/health", info.health, "health", Access.OPEN),
+        OwnRoute("/metrics", info.metrics, "metrics", Access.METRICS),
+    ]
 
 
 def build_app(platform: Platform, engine: Engine) -> Starlette:
-    """The application. `app.state.service` is the `Service` behind it. Raises StartError for a required plugin."""
+    """The application. `app.state.service` is the `Service` behind it.
+
+    Raises StartError for a required plugin, ManifestError for a token that is none.
+    """
+    gate = read_gate(platform.manifest)
     service = Service(platform, engine)
-    info = InfoRoutes(service)
-    own: list[BaseRoute] = [
-        Route("/v1/chat/completions", GenerateRoute(service, CHAT).handle, methods=["POST"]),
-        Route("/v1/completions", GenerateRoute(service, COMPLETIONS).handle, methods=["POST"]),
-        Route("/v1/models", info.models),
-        Route("/v1/models/{id:path}", info.model),
-        Route("/v1/plugins", info.plugins),
-        Route("/health", info.health),
-        Route("/metrics", info.metrics),
+    own = own_routes(service, gate)
+    routes: list[BaseRoute] = [
+        Route(
+            route.path,
+            route.handler,
+            methods=list(route.methods),
+            middleware=[Middleware(Guard, gate=gate, access=route.access)],
+        )
+        for route in own
     ]
     app = Starlette(
-        routes=[*own, *plugin_routes(service, ServedHost(service), own)],
-        middleware=[Middleware(_Outermost, metrics=service.metrics)],
+        routes=[*routes, *plugin_routes(service, ServedHost(service), routes)],
+        middleware=[Middleware(_Outermost, metrics=service.metrics, labels=_Labels(own))],
         exception_handlers={HTTPException: on_http_exception, ApiError: on_api_error},
     )
     app.state.service = service
     return app
 
 
+class _Labels:
+    """The name of a request's route in the metrics."""
+
+    def __init__(self, own: Seq[OwnRoute]) -> None:
+        self._exact = {route.path: route.label for route in own if "{" not in route.path}
+        self._below = {route.path.partition("{")[0]: route.label for route in own if "{" in route.path}
+
+    def of(self, path: str, status: int) -> str:
+        if path in self._exact:
+            return self._exact[path]
+        if probes.is_probe(path, status):
+            return probes.LABEL
+        return next((label for start, label in self._below.items() if path.startswith(start)), "other")
+
+
 class _Outermost:
     """Counts each request by route and status, and turns what nobody caught into a 500, logged once."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, labels: _Labels) -> None:
         self._app = app
         self._metrics = metrics
+        self._labels = labels
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,7 +116,8 @@ class _Outermost:
             nonlocal started
             if not started:
                 started = True
-                self._metrics.http(_label(scope["path"]), message["status"])
+                status = message["status"]
+                self._metrics.http(self._labels.of(scope["path"], status), status)
             await send(message)
 
         try:
@@ -81,9 +127,3 @@ class _Outermost:
                 raise  # half a response can't be mended; the server closes the connection
             log.exception("%s %s failed", scope["method"], scope["path"])
             await broken("the server failed; its log says why").response()(scope, receive, counted)
-
-
-def _label(path: str) -> str:
-    if path.startswith("/v1/models/"):
-        return "models"
-    return ROUTE_LABELS.get(path, "other")

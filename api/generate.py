@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -20,12 +21,7 @@ from tandem.api.plain import ABANDONED, Choice, Choices, run_unless_left
 from tandem.api.presenting import Presenter
 from tandem.api.readers import FieldError
 from tandem.api.record import Record
-from tandem.api.request import (
-    Defaults,
-    GenerationRequest,
-    read_chat,
-    read_completion,
-)
+from tandem.api.request import GenerationRequest
 from tandem.api.service import Service
 from tandem.api.stream import AnswerStream
 from tandem.api.usage import metrics, timings, usage
@@ -43,7 +39,7 @@ class Kind:
     """What the two routes do differently."""
 
     route: str
-    read: Callable[[Mapping[str, Any], int, Defaults], GenerationRequest]
+    read: Callable[[Service, Mapping[str, Any]], Awaitable[GenerationRequest]]
     work: Callable[[Service, Any, ClientMatch], Awaitable[list[Generate]]]
     """What the engine is asked, prompt by prompt."""
     writer: type[ChatWriter] | type[CompletionWriter]
@@ -51,9 +47,9 @@ class Kind:
     body: Callable[[Head, Seq[Mapping[str, Any]], Mapping[str, Any]], dict[str, Any]]
 
 
-CHAT = Kind("chat", read_chat, chat_work, ChatWriter, ChatLogprobs, chat_body)
+CHAT = Kind("chat", Service.read_chat, chat_work, ChatWriter, ChatLogprobs, chat_body)
 COMPLETIONS = Kind(
-    "completions", read_completion, completion_work, CompletionWriter, CompletionLogprobs, completion_body
+    "completions", Service.read_completion, completion_work, CompletionWriter, CompletionLogprobs, completion_body
 )
 
 
@@ -83,7 +79,8 @@ class GenerateRoute:
         service, kind = self._service, self._kind
         tokenizer = service.model().tokenizer
         try:
-            ask = kind.read(body, tokenizer.vocab_size, service.defaults)
+            ask = await kind.read(service, body)
+            ask = service.regenerations.read(ask, body, client, request.headers)
         except FieldError as error:
             raise ApiError(400, str(error), param=error.param) from None
         work = await kind.work(service, ask, client)
@@ -92,6 +89,7 @@ class GenerateRoute:
             service.new_id(kind.writer.PREFIX), int(time.time()), service.served_name or "", service.fingerprint
         )
         record = Record(head.id, kind.route, client.kind, client.session, ask.stream, ask.n)
+        record.on_end = partial(service.regenerations.ended, ask, client)
         if ask.stream:
             return AnswerStream(
                 service,

@@ -12,7 +12,6 @@ from tandem.api.plain import ABANDONED, Choices
 from tandem.api.presenting import Presenter
 from tandem.api.readers import FieldError
 from tandem.api.record import Record
-from tandem.api.request import read_chat
 from tandem.api.service import Service
 from tandem.api.usage import usage
 from tandem.api.work import chat_work
@@ -53,9 +52,8 @@ class ServedHost:
         service = self._service
         try:
             service.check_open()
-            vocab_size = service.model().tokenizer.vocab_size
             body = {**sampling, "messages": [dict(message) for message in messages], "max_tokens": max_tokens}
-            ask = read_chat(body, vocab_size, service.defaults)
+            ask = await service.read_chat(body)
             work = await chat_work(service, ask, CLIENT)
             record = Record("-", "host", CLIENT.kind, None, stream=False)
             choices = Choices(
@@ -83,7 +81,7 @@ class ServedHost:
         record = Record("-", "host", client.kind, client.session, stream=True)
         try:
             service.check_open()
-            ask = read_chat(body, service.model().tokenizer.vocab_size, service.defaults)
+            ask = await service.read_chat(body)
             if ask.n != 1:
                 raise FieldError("n", "n must be 1 here")
             work = await chat_work(service, ask, client)

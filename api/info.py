@@ -10,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from tandem.api.auth import Access, Gate
 from tandem.api.errors import DRAINING_RETRY_S, ApiError
 from tandem.api.service import Service
 
@@ -17,8 +18,9 @@ from tandem.api.service import Service
 class InfoRoutes:
     """Handlers of the routes that only read."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, gate: Gate) -> None:
         self._service = service
+        self._gate = gate
 
     async def models(self, request: Request) -> Response:
         service = self._service
@@ -46,27 +48,36 @@ class InfoRoutes:
         return JSONResponse({"object": "list", "data": self._service.platform.records()})
 
     async def health(self, request: Request) -> Response:
-        """200 while requests are taken; 503 while the server drains, so that a balancer sends them elsewhere."""
+        """200 while requests are taken; 503 while the server drains, so that a balancer sends them elsewhere.
+
+        Everybody gets the status; who may read the admin routes gets the rest.
+        """
+        service = self._service
+        status = "draining" if service.engine.draining else "ok" if service.served_name else "no_model"
+        body: dict[str, Any] = {"status": status}
+        if self._gate.allows(Access.ADMIN, request.scope):
+            body |= self._details()
+        if status == "draining":
+            return JSONResponse(body, 503, {"retry-after": str(DRAINING_RETRY_S)})
+        return JSONResponse(body)
+
+    def _details(self) -> dict[str, Any]:
         service = self._service
         snapshot = service.engine.snapshot()
         records = service.platform.records()
-        status = "draining" if service.engine.draining else "ok" if service.served_name else "no_model"
-        body = {
-            "status": status,
+        return {
             "model": service.served_name,
             "version": service.version,
             "uptime_s": round(time.time() - service.metrics.started, 1),
             "queue": {name: snapshot[name] for name in ("running", "waiting", "max_running", "max_queue")},
             "totals": snapshot["totals"],
+            "sampling": {"regenerate": service.regenerations.told()},
             "caches": snapshot["caches"],
             "plugins": {
                 "states": dict(Counter(record["state"] for record in records)),
                 "failed": [record for record in records if record["state"] == "failed"],
             },
         }
-        if status == "draining":
-            return JSONResponse(body, 503, {"retry-after": str(DRAINING_RETRY_S)})
-        return JSONResponse(body)
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._service.metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tandem.core.engine.request import Stats
@@ -30,6 +31,8 @@ class Record:
     """`stop`, `length`, `timeout`, `abandoned`, `error` or `refused`."""
     stats: list[Stats] = field(default_factory=list)
     """One for each choice that ended."""
+    on_end: Callable[[Record], None] | None = None
+    """Told when the request is over."""
 
     def spoke(self) -> None:
         """Text goes out now."""

@@ -41,6 +41,7 @@ def run(manifest: Manifest) -> int:
                 ready=lambda: print(greeting(url, platform.served_name), flush=True),
             )
             serve_until_stopped(server, sockets)
+            app.state.service.close()
         finally:
             if stopped(engine):
                 platform.close()

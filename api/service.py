@@ -15,11 +15,20 @@ from typing import Any, TypeVar
 
 from tandem.api.clients import Clients
 from tandem.api.errors import ApiError, draining
+from tandem.api.images import ImageDoor, Limits
 from tandem.api.metrics import Metrics
 from tandem.api.presenting import Presenter
 from tandem.api.prompts import PlainPrompt
 from tandem.api.record import Record
-from tandem.api.request import ChatRequest, Defaults, GenerationRequest
+from tandem.api.regenerate import Regenerations
+from tandem.api.request import (
+    ChatRequest,
+    CompletionRequest,
+    Defaults,
+    GenerationRequest,
+    read_chat,
+    read_completion,
+)
 from tandem.core.engine.engine import Engine
 from tandem.core.engine.notation import Notation, notation_of
 from tandem.core.engine.prompt import Prompt, PromptError
@@ -73,6 +82,9 @@ class Service:
         # Not os.urandom for each: a system call gives Python's lock away, and gets it back when the engine lets go.
         self.ids = random.Random()
         self._prompt = Prompt(platform.model) if platform.model else None
+        self.regenerations = Regenerations(self.options)
+        # No model family reads pictures yet, so the door refuses every image by name.
+        self._images = ImageDoor(None, Limits.of(self.options))
         self._notation = _notation(platform, self.options["format"])
 
     def new_id(self, prefix: str) -> str:
@@ -116,6 +128,22 @@ class Service:
         """Raises Refused while the server is going down, before any work is done for a request."""
         if self.engine.draining:
             raise draining()
+
+    async def read_chat(self, body: Mapping[str, Any]) -> ChatRequest:
+        """A chat request as it is understood. Raises FieldError for the first wrong field, images included."""
+        model = self.model()
+        taken = await self._images.take(body.get("messages"))
+        if taken.messages is not None:
+            body = {**body, "messages": taken.messages}
+        return read_chat(body, model.tokenizer.vocab_size, self.defaults)
+
+    async def read_completion(self, body: Mapping[str, Any]) -> CompletionRequest:
+        """Raises FieldError for the first wrong field."""
+        return read_completion(body, self.model().tokenizer.vocab_size, self.defaults)
+
+    def close(self) -> None:
+        """The server is down."""
+        self._images.close()
 
     async def chat_prompt(self, ask: ChatRequest) -> Rendered:
         """The conversation as text and token ids. Raises ApiError when the template refuses it."""
@@ -163,6 +191,8 @@ class Service:
         """A request is over: one log line, and the counters."""
         record.write()
         self.metrics.ended(record)
+        if record.on_end is not None:
+            record.on_end(record)
 
 
 def _notation(platform: Platform, wanted: str) -> Notation | None:

@@ -9,6 +9,7 @@ from typing import IO, Any
 
 import click
 
+from tandem.api.auth import read_gate
 from tandem.core.engine.options import SERVER_OPTIONS
 from tandem.core.kernel import Manifest, ManifestError, Registry, StartError, load_manifest
 
@@ -19,8 +20,10 @@ SECTIONS = {"server": SERVER_OPTIONS}
 def read_manifest(
     source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, registry: Registry | None = None
 ) -> Manifest:
-    """`load_manifest` with the sections that this server knows. Raises `ManifestError`."""
-    return load_manifest(source, overrides=overrides, sections=SECTIONS, registry=registry)
+    """`load_manifest` with the sections that this server knows, its tokens checked. Raises `ManifestError`."""
+    manifest = load_manifest(source, overrides=overrides, sections=SECTIONS, registry=registry)
+    read_gate(manifest)
+    return manifest
 
 
 class CommandFailed(click.ClickException):

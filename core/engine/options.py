@@ -4,6 +4,23 @@ from __future__ import annotations
 
 from tandem.core.plugin.part import option
 
+IMAGE_OPTIONS = {
+    "max_images": option("integer", "The most images in a request; older ones are left out.", 16, minimum=1),
+    "max_image_rows": option(
+        "integer", "The most prompt rows of a request's images together; older images are left out.", 65536, minimum=1
+    ),
+    "image_max_mb": option("number", "The largest encoded image, in MiB.", 20, exclusiveMinimum=0),
+    "image_max_decode_pixels": option(
+        "integer", "The most pixels that an image's header may declare.", 64_000_000, minimum=1, maximum=89_000_000
+    ),
+    "image_https": option("boolean", "Whether the server downloads https images; otherwise data: URLs only.", True),
+    "image_https_private": option("boolean", "Whether an https image may lie at a private address.", False),
+    "image_fetch_timeout_s": option(
+        "number", "How long one download may take, redirects included, in seconds.", 15, exclusiveMinimum=0
+    ),
+}
+"""What images a request may carry. The pixel limit ends where Pillow's own warning begins."""
+
 SERVER_OPTIONS = {
     "host": option("string", "The address to listen on.", "127.0.0.1"),
     "port": option("integer", "The TCP port to listen on; 0 picks a free one.", 8000, minimum=0, maximum=65535),
@@ -66,5 +83,33 @@ SERVER_OPTIONS = {
         minimum=0,
         pattern="^auto$",
     ),
+    "regenerate": option(
+        "string",
+        "Whether a conversation that a chat sends again is sampled, so that it gets another answer; it changes only "
+        "greedy requests.",
+        "on",
+        enum=["on", "off"],
+    ),
+    "regenerate_temperature": option(
+        "number", "The temperature of a regenerated answer.", 0.7, exclusiveMinimum=0, maximum=2
+    ),
+    "regenerate_top_p": option("number", "The nucleus of a regenerated answer.", 0.95, exclusiveMinimum=0, maximum=1),
+    "regenerate_top_k": option("integer", "The top-k of a regenerated answer; 0 is off.", 20, minimum=0),
+    "admin_token": option(
+        ["string", "null"],
+        "What the admin routes ask for, at least 32 characters, as `{$env: NAME}` or `{$file: PATH}`; `null` opens "
+        "them to everybody.",
+        None,
+    ),
+    "metrics_token": option(
+        ["string", "null"],
+        "What `/metrics` asks for, at least 32 characters, as `{$env: NAME}` or `{$file: PATH}`; `null` asks for "
+        "nothing of its own.",
+        None,
+    ),
+    "trust_loopback": option(
+        "boolean", "Whether a request from this machine itself, with no proxy between, needs no admin token.", True
+    ),
     "torch_threads": option("integer", "CPU threads for the model; 0 leaves torch's own choice.", 0, minimum=0),
+    **IMAGE_OPTIONS,
 }

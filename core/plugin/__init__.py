@@ -16,6 +16,8 @@ from tandem.core.plugin.host import (
     RequestError,
     Waiting,
 )
+from tandem.core.plugin.json_call import JsonCall, json_arguments, json_call
+from tandem.core.plugin.lark import LEADING, lark_json, lark_text
 from tandem.core.plugin.model import (
     Block,
     Caps,
@@ -28,6 +30,7 @@ from tandem.core.plugin.model import (
     Tokenizer,
 )
 from tandem.core.plugin.part import Options, Part, option
+from tandem.core.plugin.reader import AnswerReader, Steps
 from tandem.core.plugin.route import HttpRoute, Routes
 from tandem.core.plugin.rule import (
     Action,
@@ -40,18 +43,31 @@ from tandem.core.plugin.rule import (
     Supervision,
     Task,
 )
-from tandem.core.plugin.tools import Tool, allowed_types, is_text, typed
+from tandem.core.plugin.tools import (
+    Tool,
+    allowed_types,
+    fitted,
+    is_text,
+    json_text,
+    moved,
+    read_json,
+    resolve,
+    tool_named,
+    typed,
+)
 from tandem.core.plugin.version import API_VERSION
 
 __all__ = [
     "API_VERSION",
     "KINDS",
+    "LEADING",
     "Action",
     "ActionKind",
     "AnswerEnd",
     "AnswerEvent",
     "AnswerFormat",
     "AnswerParser",
+    "AnswerReader",
     "Block",
     "BlockEvent",
     "Cache",
@@ -72,6 +88,7 @@ __all__ = [
     "Format",
     "Host",
     "HttpRoute",
+    "JsonCall",
     "Kind",
     "Match",
     "Model",
@@ -91,6 +108,7 @@ __all__ = [
     "SafePoint",
     "Sequence",
     "Stage",
+    "Steps",
     "Supervision",
     "Task",
     "TextPart",
@@ -99,8 +117,18 @@ __all__ = [
     "Turn",
     "Waiting",
     "allowed_types",
+    "fitted",
     "hookimpl",
     "is_text",
+    "json_arguments",
+    "json_call",
+    "json_text",
+    "lark_json",
+    "lark_text",
+    "moved",
     "option",
+    "read_json",
+    "resolve",
+    "tool_named",
     "typed",
 ]

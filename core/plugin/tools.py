@@ -97,24 +97,17 @@ def _at(reference: str, root: Mapping[str, Any]) -> Any:
     return node
 
 
-def standalone(schema: Any, root: Mapping[str, Any]) -> Any:
-    """`schema`, a part of `root`, as a document of its own: every local `$ref` of it still leads to the same place,
-    now in a copy of `root` under `$defs`."""
-    if not isinstance(schema, Mapping) or "$ref" not in json.dumps(schema):
+def moved(schema: Any, place: str) -> Any:
+    """`schema` for a document that has its root at `place` (`#/$defs/root`): every local `$ref` leads there."""
+    if isinstance(schema, list):
+        return [moved(part, place) for part in schema]
+    if not isinstance(schema, Mapping):
         return schema
-    return {**_aimed(schema), "$defs": {"root": _aimed(root)}}
-
-
-def _aimed(node: Any) -> Any:
-    if isinstance(node, list):
-        return [_aimed(part) for part in node]
-    if not isinstance(node, Mapping):
-        return node
-    aimed = {key: _aimed(part) for key, part in node.items()}
-    reference = node.get("$ref")
+    there = {key: moved(part, place) for key, part in schema.items()}
+    reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#"):
-        aimed["$ref"] = "#/$defs/root" + reference[1:].rstrip("/")
-    return aimed
+        there["$ref"] = place + reference[1:].rstrip("/")
+    return there
 
 
 def allowed_types(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:

@@ -309,8 +309,12 @@ class ScriptedModel:
         self.reply = spoken(options["reply"])
         self._tokens_per_s = options["tokens_per_s"]
         self._prefill_per_s = options["prefill_per_s"]
-        # Every id gets some logit, so that a mask that forbids the script's token still leaves an order.
-        self._base = torch.tensor([-10.0 - (id * 37 % 101) / 10 for id in range(256)] + [-40.0] * (VOCAB - 256))
+        # Every id gets some logit, so that a mask that forbids the script's token still leaves an order. What closes a
+        # JSON value comes first: a document that is masked out of a script comes to an end.
+        base = [-10.0 - (id * 37 % 101) / 10 for id in range(256)] + [-40.0] * (VOCAB - 256)
+        for place, closer in enumerate(b'}]"'):
+            base[closer] = -5.0 - place
+        self._base = torch.tensor(base)
 
     def new_sequence(self, max_len: int) -> ScriptedSequence:
         return ScriptedSequence(self.reply, max_len)

@@ -264,13 +264,11 @@ def test_a_history_with_arguments_that_do_not_parse_is_served(ask: Ask) -> None:
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}])
 def test_a_forced_call_is_made_whatever_the_model_would_rather_say(ask: Ask, choice: Any) -> None:
-    answer = ask(
-        script=["</think>\n\n", "I would rather talk about it."], tools=[LOOK], tool_choice=choice, max_tokens=400
-    )
-    (made,) = answer.calls
-    assert made[0] == "look"
-    assert list(made[1]) == ["q"]
+    wish = call("hook", q="it")  # a name that is not offered
+    answer = ask(script=["hm</think>\n\n", wish], tools=[LOOK], tool_choice=choice, max_tokens=400)
+    assert answer.calls == [("look", {"q": "it"})]
     answer.assert_finish("tool_calls")
+    assert answer.text == ""
 
 
 # ------------------------------------------------------------------------------------------------------- documents
@@ -395,3 +393,35 @@ def test_any_split_gives_the_same_answer_streamed_and_plain(box: Box, text: str,
         assert other.finish_reason == whole.finish_reason
         for count in ("completion_tokens", "completion_tokens_details"):
             assert other.usage[count] == whole.usage[count]
+
+
+# ---------------------------------------------------------------------------------------------------------- images
+
+
+@pytest.mark.parametrize("role", ["user", "assistant", "tool"])
+def test_a_model_that_reads_text_only_refuses_an_image_by_name(ask: Ask, role: str) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    message = {"role": role, "content": [{"type": "text", "text": "see"}, picture], "tool_call_id": "c"}
+    answer = ask([{"role": "user", "content": "hi"}, message, {"role": "user", "content": "and?"}])
+    assert answer.status == 400
+    assert answer.body["error"]["param"].startswith("messages[1].content[1]")
+    assert "image" in answer.body["error"]["message"]
+
+
+# ------------------------------------------------------------------------------------------------------ regenerate
+
+
+def test_asking_again_in_one_conversation_samples_anew() -> None:
+    headers = {"x-session-id": "ses_1", "user-agent": "opencode/1.18.33"}
+    with Box({"formats": ["qwen_xml"], "clients": ["opencode"]}) as box:
+        for asked in range(3):
+            assert box.chat(script=["one"], headers=headers).text == "one"
+            told = box.get("/health").json()["sampling"]["regenerate"]
+            assert (told["seen"], told["sampled"]) == (asked, asked)
+
+
+def test_a_client_gets_the_finish_words_that_it_knows() -> None:
+    script = ["a" * 20, {"sleep_ms": 400}, "b" * 20, {"sleep_ms": 400}, "c"]
+    with Box({"clients": ["opencode"], "server": {"request_timeout_s": 0.2}}) as box:
+        box.stream(script=script).assert_finish("timeout")
+        box.stream(script=script, headers={"user-agent": "opencode/1.18.33"}).assert_finish("length")
