@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem.api import probes
 from tandem.api.auth import Access, Gate, Guard, read_gate
+from tandem.api.control import ControlRoute
 from tandem.api.errors import ApiError, broken, on_api_error, on_http_exception
 from tandem.api.generate import CHAT, COMPLETIONS, GenerateRoute
 from tandem.api.host import ServedHost
@@ -47,6 +48,7 @@ def own_routes(service: Service, gate: Gate) -> list[OwnRoute]:
     chat, completions = GenerateRoute(service, CHAT), GenerateRoute(service, COMPLETIONS)
     return [
         OwnRoute("/v1/chat/completions", chat.handle, "chat", Access.OPEN, ("POST",)),
+        OwnRoute("/v1/chat/completions/control", ControlRoute(service).handle, "control", Access.OPEN, ("POST",)),
         OwnRoute("/v1/completions", completions.handle, "completions", Access.OPEN, ("POST",)),
         OwnRoute("/v1/models", info.models, "models", Access.OPEN),
         OwnRoute("/v1/models/{id:path}", info.model, "models", Access.OPEN),

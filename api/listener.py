@@ -57,6 +57,10 @@ class Listener:
         if not self.ended:
             self._job.cancel()
 
+    def end_thinking(self) -> bool:
+        """The answer should begin: close the reasoning at the next block. False when the job does not run (yet)."""
+        return not self.ended and self._job.end_thinking()
+
     async def events(self) -> list[Event]:
         """What was heard since the last call. Waits for some; empty when somebody called `wake`."""
         if not self._heard:

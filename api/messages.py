@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tandem.api.readers import Place, mapping, shown, text
+from tandem.api.readers import Place, Schema, mapping, shown, takes, text
 
 SYSTEM = ("system", "developer")
 """OpenAI's developer role is the system prompt of its newer models."""
@@ -15,7 +15,58 @@ BETWEEN_SYSTEM_MESSAGES = "\n\n"
 
 Messages = tuple[Mapping[str, Any], ...]
 
+CONTENT: Schema = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["type"],
+                "properties": {"type": {"enum": ["text", "input_text", "output_text", "refusal", "image_url"]}},
+            },
+        },
+    ]
+}
+"""A message's text, or its parts: `text` in text parts, `image_url.url` in images."""
+FUNCTION_CALL: Schema = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {"type": "string", "minLength": 1},
+                "arguments": {"type": ["string", "object", "null"]},
+            },
+        }
+    },
+}
+MESSAGES: Schema = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["role"],
+        "anyOf": [
+            {
+                "properties": {"role": {"enum": [role for role in ROLES if role != "assistant"]}, "content": CONTENT},
+                "required": ["content"],
+            },
+            {
+                "properties": {
+                    "role": {"const": "assistant"},
+                    "content": {"anyOf": [CONTENT, {"type": "null"}]},
+                    "tool_calls": {"items": FUNCTION_CALL},
+                }
+            },
+        ],
+    },
+}
 
+
+@takes(MESSAGES)
 def messages(value: Any, place: Place) -> Messages:
     """The conversation: at most one system message, first; every content a string.
 

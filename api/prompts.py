@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from tandem.api.readers import Place, shown
+from tandem.api.readers import Place, Schema, shown, takes
 
 MAX_BATCH = 128
 
 PlainPrompt = str | tuple[int, ...]
 """Text, or the token ids themselves."""
 
+TEXT: Schema = {"type": "string", "minLength": 1}
+TOKENS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+BATCH: Schema = {"type": "array", "items": {"anyOf": [TEXT, TOKENS]}, "minItems": 1, "maxItems": MAX_BATCH}
 
+
+@takes({"anyOf": [TEXT, TOKENS, BATCH]})
 def prompts(value: Any, place: Place) -> tuple[PlainPrompt, ...]:
     """Each prompt of the batch, in order; a single one is a batch of one."""
     if isinstance(value, str):

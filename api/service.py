@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from tandem.api.clients import Clients
 from tandem.api.errors import ApiError, draining
 from tandem.api.images import ImageDoor, Limits
+from tandem.api.listener import Listener
 from tandem.api.metrics import Metrics
 from tandem.api.presenting import Presenter
 from tandem.api.prompts import PlainPrompt
@@ -82,6 +83,8 @@ class Service:
         # Not os.urandom for each: a system call gives Python's lock away, and gets it back when the engine lets go.
         self.ids = random.Random()
         self._prompt = Prompt(platform.model) if platform.model else None
+        self.running: dict[str, Listener] = {}
+        """The streamed answers that run now, by their ids."""
         self.regenerations = Regenerations(self.options)
         # No model family reads pictures yet, so the door refuses every image by name.
         self._images = ImageDoor(None, Limits.of(self.options))

@@ -77,10 +77,12 @@ class AnswerStream:
         self._loop = asyncio.get_running_loop()
         self._sent_at = self._loop.time()
         self._timer = self._loop.call_later(self._keepalive_s, self._tick)
+        self._service.running[self._record.id] = self._listener
         watcher = asyncio.ensure_future(self._watch(receive))
         try:
             await self._run(scope, receive, send)
         finally:
+            self._service.running.pop(self._record.id, None)
             watcher.cancel()
             self._timer.cancel()
             self._listener.cancel()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.api.errors import ApiError
-from tandem.api.readers import Place, mapping, shown, text
+from tandem.api.readers import Place, Schema, mapping, shown, takes, text
 from tandem.api.tools import ToolChoice
 from tandem.core.engine.constraint import (
     Constraint,
@@ -50,6 +50,27 @@ class Document:
                 return choice_grammar(self.spec)
 
 
+RESPONSE_FORMAT: Schema = {
+    "type": "object",
+    "required": ["type"],
+    "anyOf": [
+        {"properties": {"type": {"enum": ["text", "json_object"]}}},
+        {
+            "properties": {
+                "type": {"const": "json_schema"},
+                "json_schema": {
+                    "type": "object",
+                    "required": ["name"],
+                    "properties": {"name": {"type": "string", "minLength": 1}, "schema": {"type": "object"}},
+                },
+            },
+            "required": ["json_schema"],
+        },
+    ],
+}
+
+
+@takes(RESPONSE_FORMAT)
 def response_format(value: Any, place: Place) -> Document | None:
     """OpenAI's field; None for `text`."""
     wanted = mapping(value, place)
@@ -69,6 +90,18 @@ def response_format(value: Any, place: Place) -> Document | None:
     return Document("json", schema, at.key("schema").path)
 
 
+STRUCTURED_OUTPUTS: Schema = {
+    "type": "object",
+    "properties": {
+        "regex": {"type": ["string", "null"], "minLength": 1},
+        "choice": {"type": ["array", "null"], "items": {"type": "string", "minLength": 1}, "minItems": 1},
+        "json": {"type": ["object", "null"]},
+    },
+}
+"""Exactly one of the three."""
+
+
+@takes(STRUCTURED_OUTPUTS)
 def structured_outputs(value: Any, place: Place) -> Document:
     """The extension of other servers: exactly one of `regex`, `choice` and `json`."""
     wanted = mapping(value, place)

@@ -46,6 +46,8 @@ UNLIMITED = ("reasoning_budget", "reasoning_budget_tokens", "thinking_budget_tok
 WORDS: tuple[str, ...] = ("chat_template_kwargs.reasoning_effort", "reasoning_effort", "reasoning.effort")
 """The fields that hold an effort word; the first one that is set counts."""
 SWITCHES: tuple[str, ...] = ("chat_template_kwargs.enable_thinking", "enable_thinking", "reasoning.enabled")
+TYPES = ("enabled", "disabled", "adaptive")
+"""What `thinking.type` may be."""
 OBJECTS = ("reasoning", "thinking", "chat_template_kwargs")
 
 
@@ -77,8 +79,8 @@ def read_wish(body: Mapping[str, Any]) -> Wish:
         if not isinstance(value, bool):
             raise FieldError(name, f"{name} must be true or false")
     kind = _get(body, "thinking.type")
-    if kind is not None and kind not in ("enabled", "disabled", "adaptive"):
-        raise FieldError("thinking.type", f"thinking.type must be enabled, disabled or adaptive, not {kind!r}")
+    if kind is not None and kind not in TYPES:
+        raise FieldError("thinking.type", f"thinking.type must be one of {', '.join(TYPES)}, not {kind!r}")
     numbers = _first(body, NUMBERS, _number)
     words = _first(body, WORDS, _word)
     on = switches.get("chat_template_kwargs.enable_thinking", switches.get("enable_thinking"))

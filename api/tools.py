@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.api.readers import Place, mapping, shown, text
+from tandem.api.readers import Place, Schema, mapping, shown, takes, text
 
 Tools = tuple[Mapping[str, Any], ...]
 
@@ -19,6 +19,34 @@ class ToolChoice:
     name: str | None = None
 
 
+NAME: Schema = {"type": "string", "minLength": 1}
+TOOLS: Schema = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["function"],
+        "properties": {
+            "type": {"const": "function"},
+            "function": {
+                "type": "object",
+                "required": ["name"],
+                "properties": {"name": NAME, "parameters": {"type": ["object", "null"]}},
+            },
+        },
+    },
+}
+MODES = ("auto", "none", "required")
+NAMED: Schema = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "required": ["name"], "properties": {"name": NAME}},
+    },
+}
+
+
+@takes(TOOLS)
 def tools(value: Any, place: Place) -> Tools:
     """The offered functions, as the client wrote them."""
     if not isinstance(value, list):
@@ -39,13 +67,14 @@ def _tool(value: Any, place: Place) -> None:
         mapping(parameters, place.key("function").key("parameters"))
 
 
+@takes({"anyOf": [{"enum": list(MODES)}, NAMED]})
 def tool_choice(value: Any, place: Place) -> ToolChoice:
     if isinstance(value, dict):
         if value.get("type") != "function":
             raise place.key("type").error(f"must be function, not {shown(value.get('type'))}")
         function = mapping(value.get("function"), place.key("function"))
         return ToolChoice("function", text(empty=False)(function.get("name"), place.key("function").key("name")))
-    if value not in ("auto", "none", "required"):
+    if value not in MODES:
         raise place.wrong("auto, none, required or a function to call", value)
     return ToolChoice(value)
 

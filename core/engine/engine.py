@@ -43,6 +43,14 @@ class Job:
         self.cancelled = True
         self._wake()
 
+    def end_thinking(self) -> bool:
+        """Close the reasoning at the next block; False when the job does not run. Safe from any thread."""
+        generation = self.generation
+        if generation is None or self.cancelled:
+            return False
+        generation.end_thinking()
+        return True
+
     @property
     def queue_ms(self) -> float:
         return ((self.started or time.perf_counter()) - self.submitted) * 1e3

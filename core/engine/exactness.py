@@ -136,8 +136,13 @@ def verify(
     *,
     max_tokens: int = 64,
     samplings: dict[str, Sampling] | None = None,
+    only: Seq[str] | None = None,
 ) -> Iterator[Outcome]:
-    """Run every prompt every way; yields an outcome for each way and sampling as it is done."""
+    """Run every prompt every way; yields an outcome for each way and sampling as it is done.
+
+    `only` names the ways to run: `plain round`, `always wrong`, `half right`, a drafter's name, `all drafters`,
+    `two at once`; None = all.
+    """
     vocab = model.tokenizer.vocab_size
     ways: dict[str, Opening] = {
         "plain round": lambda reference: Drafts(),
@@ -153,8 +158,9 @@ def verify(
         requests = [Generate(prompt, max_tokens, sampling) for prompt in prompts]
         references = [plain_run(model, request) for request in requests]
         for way, opening in ways.items():
-            yield _compare(way, name, model, requests, references, opening, together=1)
-        if model.caps.joint:
+            if only is None or way in only:
+                yield _compare(way, name, model, requests, references, opening, together=1)
+        if model.caps.joint and (only is None or "two at once" in only):
             yield _compare("two at once", name, model, requests, references, ways["half right"], together=2)
 
 

@@ -299,6 +299,10 @@ class Generation:
         self._close(Finished("stop", self.final_stats(), f"rule:{name}"))
         return True
 
+    def end_thinking(self) -> None:
+        """Close the reasoning, if it is open, at the next block. Safe from any thread."""
+        self._steering.end_thinking = True
+
     def end(self, reason: str) -> None:
         """Stop from outside: `abandoned` or `timeout`."""
         if self.phase is not Phase.DONE:

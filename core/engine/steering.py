@@ -25,6 +25,8 @@ class Steering:
         self._closing: Seq[int] = thinking.closing if thinking is not None else ()
         self._constraint = constraint
         self._cut = False
+        self.end_thinking = False
+        """Set from outside, on any thread: the reasoning is to close before the next token."""
 
     @property
     def constrained(self) -> bool:
@@ -32,14 +34,14 @@ class Steering:
 
     def forced(self) -> Seq[int]:
         """Tokens that have to come now: the phrase that closes the reasoning, once its budget is spent."""
-        if self._cut or self._budget is None or not self._answer.reasoning or self._left() > 0:
+        if self._cut or not self._answer.reasoning or (self._left() > 0 and not self.end_thinking):
             return ()
         self._cut = True
         return self._closing
 
     def before_forced(self) -> int:
         """How many tokens may be drawn before something is forced."""
-        return self._left() if self._budget is not None and self._answer.reasoning and not self._cut else UNBOUNDED
+        return self._left() if self._answer.reasoning and not self._cut else UNBOUNDED
 
     def mask(self, row: Tensor) -> Tensor | None:
         """The tokens that may come next; None = all of them."""
@@ -58,5 +60,4 @@ class Steering:
         return self._constraint is not None and self._constraint.complete
 
     def _left(self) -> int:
-        assert self._budget is not None
-        return self._budget - self._answer.reasoning_tokens
+        return UNBOUNDED if self._budget is None else self._budget - self._answer.reasoning_tokens

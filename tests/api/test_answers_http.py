@@ -165,6 +165,29 @@ def test_a_wish_that_cannot_be_read_names_its_field(ask: Ask, fields: dict[str, 
     assert answer.body["error"]["param"] == param
 
 
+def test_a_running_reasoning_can_be_ended_by_the_answers_id(box: Box) -> None:
+    script = ["begun ", *[{"sleep_ms": 30}, "and on "] * 100, "</think>\n\nnever reached"]
+    with box.streaming(
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": json.dumps({"script": script})}], "stream": True, "max_tokens": 400},
+    ) as (_, data):
+        first = json.loads(next(data))
+        done = box.post("/v1/chat/completions/control", {"id": first["id"], "action": "end_thinking"})
+        assert done.status_code == 200
+        chunks = [json.loads(text) for text in data if text != "[DONE]"]
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    reasoning = "".join(delta.get("reasoning_content") or "" for delta in deltas)
+    assert reasoning.count("and on") < 50
+    assert "".join(delta.get("content") or "" for delta in deltas), "the answer did not follow"
+
+
+def test_an_answer_that_does_not_run_cannot_be_controlled(box: Box) -> None:
+    assert box.post("/v1/chat/completions/control", {"id": "chatcmpl-none"}).status_code == 404
+    assert box.post("/v1/chat/completions/control", {"action": "end_thinking"}).json()["error"]["param"] == "id"
+    wrong = box.post("/v1/chat/completions/control", {"id": "x", "action": "explode"})
+    assert wrong.json()["error"]["param"] == "action"
+
+
 # ----------------------------------------------------------------------------------------------------------- calls
 
 

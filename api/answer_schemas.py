@@ -1,0 +1,137 @@
+"""The JSON Schemas of what the server's own routes answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tandem.api.readers import Schema
+
+TEXT: Schema = {"type": "string"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+TIMES: Schema = {"type": "object", "description": "Counts, and times in milliseconds."}
+
+
+def _nullable(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _object(always: Mapping[str, Schema], sometimes: Mapping[str, Schema] | None = None) -> Schema:
+    return {"type": "object", "required": list(always), "properties": {**always, **(sometimes or {})}}
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+ERROR = _object(
+    {
+        "error": _object(
+            {
+                "message": TEXT,
+                "type": TEXT,
+                "param": {"type": ["string", "null"], "description": "The path of the field that is wrong."},
+                "code": {"type": ["string", "null"]},
+            }
+        )
+    }
+)
+
+USAGE = _object(
+    {
+        "prompt_tokens": COUNT,
+        "completion_tokens": COUNT,
+        "total_tokens": COUNT,
+        "prompt_tokens_details": _object({"cached_tokens": COUNT}),
+        "completion_tokens_details": _object({"reasoning_tokens": COUNT}),
+    }
+)
+
+TOOL_CALL = _object(
+    {"id": TEXT, "type": {"const": "function"}, "function": _object({"name": TEXT, "arguments": TEXT})},
+)
+
+MESSAGE = _object(
+    {"role": {"const": "assistant"}, "content": {"type": ["string", "null"]}, "refusal": {"type": "null"}},
+    {"reasoning_content": TEXT, "tool_calls": _list(TOOL_CALL)},
+)
+
+
+def _answer(kind: str, says: Mapping[str, Schema]) -> Schema:
+    """An answer whose choices carry `says`."""
+    choice = _object(
+        {
+            "index": COUNT,
+            **says,
+            "logprobs": _nullable({"type": "object"}),
+            "finish_reason": {"type": "string", "description": "`stop`, `length`, `tool_calls`, `timeout` or `error`."},
+        }
+    )
+    return _object(
+        {
+            "id": TEXT,
+            "object": {"const": kind},
+            "created": {"type": "integer"},
+            "model": TEXT,
+            "system_fingerprint": TEXT,
+            "choices": _list(choice),
+            "usage": _ref("Usage"),
+        },
+        {"timings": TIMES, "metrics": TIMES},
+    )
+
+
+MODEL = _object(
+    {
+        "id": TEXT,
+        "object": {"const": "model"},
+        "created": {"type": "integer"},
+        "owned_by": TEXT,
+        "context_length": COUNT,
+        "meta": {"type": "object"},
+    }
+)
+
+PLUGIN = _object(
+    {
+        "kind": TEXT,
+        "name": TEXT,
+        "distribution": TEXT,
+        "version": TEXT,
+        "state": {"enum": ["found", "enabled", "active", "failed"]},
+        "reason": {"type": ["string", "null"]},
+    }
+)
+
+
+def _listed(items: Schema) -> Schema:
+    return _object({"object": {"const": "list"}, "data": _list(items)})
+
+
+ANSWERS: Mapping[str, Schema] = {
+    "Error": ERROR,
+    "Usage": USAGE,
+    "ChatCompletion": _answer("chat.completion", {"message": MESSAGE}),
+    "Completion": _answer("text_completion", {"text": TEXT}),
+    "Model": MODEL,
+    "ModelList": _listed(_ref("Model")),
+    "PluginList": _listed(PLUGIN),
+    "Health": _object(
+        {"status": {"enum": ["ok", "draining", "no_model"]}},
+        {
+            "model": {"type": ["string", "null"]},
+            "version": TEXT,
+            "uptime_s": {"type": "number"},
+            "queue": {"type": "object"},
+            "totals": {"type": "object"},
+            "sampling": {"type": "object"},
+            "caches": {"type": "object"},
+            "plugins": {"type": "object"},
+        },
+    ),
+    "Document": {"type": "object", "description": "This document."},
+}
+"""By their names in the OpenAPI document."""
