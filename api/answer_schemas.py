@@ -116,6 +116,7 @@ ANSWERS: Mapping[str, Schema] = {
     "Usage": USAGE,
     "ChatCompletion": _answer("chat.completion", {"message": MESSAGE}),
     "Completion": _answer("text_completion", {"text": TEXT}),
+    "Controlled": _object({"id": TEXT, "action": TEXT, "done": {"const": True}}),
     "Model": MODEL,
     "ModelList": _listed(_ref("Model")),
     "PluginList": _listed(PLUGIN),

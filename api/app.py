@@ -21,6 +21,7 @@ from tandem.api.generate import CHAT, COMPLETIONS, GenerateRoute
 from tandem.api.host import ServedHost
 from tandem.api.info import InfoRoutes
 from tandem.api.metrics import Metrics
+from tandem.api.openapi import document, openapi
 from tandem.api.routes import plugin_routes
 from tandem.api.service import Service
 from tandem.core.engine.engine import Engine
@@ -56,11 +57,12 @@ def own_routes(service: Service, gate: Gate) -> list[OwnRoute]:
         # Everybody may know whether it is well; the rest of the body asks for more.
         OwnRoute("/health", info.health, "health", Access.OPEN),
         OwnRoute("/metrics", info.metrics, "metrics", Access.METRICS),
+        OwnRoute("/openapi.json", openapi, "openapi", Access.OPEN),
     ]
 
 
 def build_app(platform: Platform, engine: Engine) -> Starlette:
-    """The application. `app.state.service` is the `Service` behind it.
+    """The application. `app.state.service` is the `Service` behind it, `app.state.openapi` its description.
 
     Raises StartError for a required plugin, ManifestError for a token that is none.
     """
@@ -82,6 +84,7 @@ def build_app(platform: Platform, engine: Engine) -> Starlette:
         exception_handlers={HTTPException: on_http_exception, ApiError: on_api_error},
     )
     app.state.service = service
+    app.state.openapi = document(service.version, app.routes)
     return app
 
 

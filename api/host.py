@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence as Seq
 from typing import Any
 
-from tandem.api.errors import ApiError, broken, cut_off
+from tandem.api.errors import ApiError, broken, cut_off, waited_too_long
 from tandem.api.listener import Listener
 from tandem.api.plain import ABANDONED, Choices
 from tandem.api.presenting import Presenter
@@ -87,7 +87,7 @@ class ServedHost:
             work = await chat_work(service, ask, client)
             presenter = Presenter("reasoning_content", service.ids)
             listener = Listener(service.engine, work[0])
-            async for event in self._events(listener, presenter, record):
+            async for event in self._events(listener, presenter, record, ask.stream):
                 yield event
         except FieldError as error:
             raise RequestError(400, str(error), error.param) from None
@@ -100,13 +100,19 @@ class ServedHost:
                 listener.cancel()
                 service.ended(record)
 
-    async def _events(self, listener: Listener, presenter: Presenter, record: Record) -> AsyncGenerator[AnswerEvent]:
-        quiet: float = self._service.options["keepalive_s"]
+    async def _events(
+        self, listener: Listener, presenter: Presenter, record: Record, streamed: bool
+    ) -> AsyncGenerator[AnswerEvent]:
+        options = self._service.options
+        quiet: float = options["keepalive_s"]
+        patience: float = options["request_timeout_s" if streamed else "queue_timeout_s"]
         record.reason = ABANDONED
         while True:
             try:
-                events = await asyncio.wait_for(listener.events(), quiet)
+                events = await asyncio.wait_for(listener.events(), min(quiet, patience))
             except TimeoutError:
+                if listener.waiting and record.total_s >= patience:
+                    raise waited_too_long(patience) from None
                 yield Waiting()
                 continue
             for event in events:
@@ -128,5 +134,5 @@ class ServedHost:
                     record.reason = event.reason
                     if event.reason == ABANDONED:
                         raise cut_off()
-                    yield AnswerEnd(event.reason, usage([event.stats]), event.detail)
+                    yield AnswerEnd(event.reason, usage([event.stats]), event.detail, event.stop)
                     return

@@ -45,7 +45,7 @@ FUNCTION_CALL: Schema = {
 }
 MESSAGES: Schema = {
     "type": "array",
-    "minItems": 1,
+    "contains": {"properties": {"role": {"const": "user"}}},
     "items": {
         "type": "object",
         "required": ["role"],
@@ -58,7 +58,7 @@ MESSAGES: Schema = {
                 "properties": {
                     "role": {"const": "assistant"},
                     "content": {"anyOf": [CONTENT, {"type": "null"}]},
-                    "tool_calls": {"items": FUNCTION_CALL},
+                    "tool_calls": {"type": ["array", "null"], "items": FUNCTION_CALL},
                 }
             },
         ],
@@ -98,11 +98,9 @@ def _message(value: Any, place: Place) -> dict[str, Any]:
     if role not in ROLES:
         hint = "; a function's result is a tool message" if role == "function" else ""
         raise place.key("role").error(f"must be one of {', '.join(ROLES)}, not {shown(role)}{hint}")
-    calls = message.get("tool_calls")
-    if role == "assistant" and calls:
-        message["tool_calls"] = _calls(calls, place.key("tool_calls"))
-    else:
-        message.pop("tool_calls", None)
+    calls = message.pop("tool_calls", None)
+    if role == "assistant" and calls is not None and (read := _calls(calls, place.key("tool_calls"))):
+        message["tool_calls"] = read
     content = message.get("content")
     if content is None:
         if role != "assistant":

@@ -63,4 +63,5 @@ def _guarded(service: Service, name: str, declared: HttpRoute) -> Callable[[Requ
             log.exception("the route %s of the plugin %s failed", declared.path, name)
             return broken(f"the route {declared.path} of the plugin {name} failed").response()
 
+    handle.__doc__ = declared.doc  # what the OpenAPI document says about it
     return handle

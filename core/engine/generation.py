@@ -284,7 +284,7 @@ class Generation:
             event = FinishEvent(self._answer.text, len(self.output), reason)
             if self._give_up_at(SafePoint.SP2, event):
                 return
-        self._close(Finished(reason, self.final_stats(), detail))
+        self._close(Finished(reason, self.final_stats(), detail, self._answer.stopped))
 
     def _give_up_at(self, point: SafePoint, event: object) -> bool:
         """Ask the rules at this point; True when one ended the answer with its sentence."""

@@ -183,7 +183,9 @@ class Finished:
     """`stop`, `length`, `tool_calls`, `timeout` or `abandoned`."""
     stats: Stats
     detail: str = ""
-    """Why exactly: `eos`, `stop_string`, `max_tokens`, `rule:NAME`."""
+    """Why exactly: `eos`, `stop_string`, `max_tokens`, `constraint`, `rule:NAME`."""
+    stop: str | None = None
+    """The stop string that ended the answer."""
 
 
 @dataclass(frozen=True, slots=True)

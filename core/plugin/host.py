@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence as Seq
+from collections.abc import AsyncGenerator, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,7 +45,9 @@ class AnswerEnd:
     usage: Mapping[str, Any]
     """The `usage` object of a chat completion."""
     detail: str = ""
-    """Why exactly: `eos`, `stop_string`, `max_tokens`, `rule:NAME`."""
+    """Why exactly: `eos`, `stop_string`, `max_tokens`, `constraint`, `rule:NAME`."""
+    stop: str | None = None
+    """The stop string that ended the answer, when one did."""
 
 
 AnswerEvent = ContentDelta | ReasoningDelta | CallDelta | Waiting | AnswerEnd
@@ -92,11 +94,11 @@ class Host(Protocol):
         """
         ...
 
-    def chat(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AsyncIterator[AnswerEvent]:
+    def chat(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AsyncGenerator[AnswerEvent]:
         """Answer a chat completion request, as it is written: another door to the same room.
 
         `body` has the fields of `POST /v1/chat/completions`; `headers` (lower-case names) tell which client asks.
-        Raises RequestError before the first event, or later when the answer breaks. Closing the iterator frees the
-        engine.
+        Raises RequestError before the first event, or later when the answer breaks: also when a request that is
+        not streamed (`stream` is not true) waited too long in the queue. Closing the generator frees the engine.
         """
         ...
