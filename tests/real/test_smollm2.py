@@ -64,8 +64,8 @@ def outcomes(platform: Platform) -> dict[tuple[str, str], Outcome]:
     seeded = Sampling(temperature=0.8, top_p=0.95, seed=7, repetition_penalty=1.05)
     drafters = platform.build("drafters", model)
     found = [
-        *verify(model, prompts, drafters, max_tokens=8, samplings={"greedy": Sampling()}, only=WAYS),
-        *verify(model, prompts[2:6], drafters, max_tokens=8, samplings={"seeded": seeded}, only=WAYS),
+        *verify(model, prompts, drafters, max_tokens=6, samplings={"greedy": Sampling()}, only=WAYS),
+        *verify(model, prompts[2:6], drafters, max_tokens=6, samplings={"seeded": seeded}, only=WAYS),
     ]
     return {(outcome.way, outcome.sampling): outcome for outcome in found}
 
