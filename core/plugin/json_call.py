@@ -10,6 +10,7 @@ from tandem.core.plugin.reader import AnswerReader, Steps
 from tandem.core.plugin.tools import PYTHON_WORDS, Tool, allowed_types, fitted, json_text, read_json
 
 PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
+ESCAPE = re.compile(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})')
 SCALAR = re.compile(r"[-+.\w]+")
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
@@ -198,15 +199,12 @@ def _string(reader: AnswerReader, sink: Sink) -> Steps[None]:
             sink(reader.take(1))
             return
         elif char == "\\":
-            escaped = yield from reader.char(1)
-            if not escaped or escaped not in '"\\/bfnrtu':
+            length = 6 if (yield from reader.char(1)) == "u" else 2
+            yield from reader.char(length - 1)
+            escape = reader.take(length)
+            if not ESCAPE.fullmatch(escape):
                 raise Broken
-            length = 6 if escaped == "u" else 2
-            for place in range(2, length):
-                digit = yield from reader.char(place)
-                if not digit or digit not in "0123456789abcdefABCDEF":
-                    raise Broken
-            sink(reader.take(length))
+            sink(escape)
         elif char:
             sink(json_text(reader.take(1))[1:-1])
         else:
