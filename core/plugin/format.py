@@ -41,8 +41,8 @@ class AnswerParser(Protocol):
         ...
 
     def end(self, cut: bool) -> list[TextPart | CallPart]:
-        """No more text comes. `cut`: the token limit ended it, so an open call stays open and its rest is dropped;
-        otherwise text that turned out to be no call is given back as text."""
+        """No more text comes. `cut`: the token limit ended it, so an open call stays open, and what is held back of a
+        call's beginning or its rest is dropped; otherwise text that turned out to be no call is given back as text."""
         ...
 
 

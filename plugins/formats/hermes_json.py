@@ -76,9 +76,9 @@ class HermesReader(AnswerReader):
         return (yield from json_call(self, start))
 
     def _close(self) -> Steps[None]:
-        """Over the closing tag, if there is one, and braces too many before it."""
+        """Over the closing tag, if there is one, and a brace too many before it."""
         offset = yield from self.blanks()
-        while (yield from self.char(offset)) == "}":
+        if (yield from self.char(offset)) == "}":
             offset = yield from self.blanks(offset + 1)
         if (yield from self.ahead(CLOSE, offset)):
             self.take(offset + len(CLOSE))

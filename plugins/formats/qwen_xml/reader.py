@@ -118,9 +118,9 @@ class XmlReader(AnswerReader):
             self.take(1)
 
     def _over_closing(self) -> Steps[bool]:
-        """Over `</function>` and `</tool_call>`, and blanks and braces too many before them, if they stand here."""
+        """Over `</function>` and `</tool_call>`, and blanks and a brace too many before them, if they stand here."""
         offset = yield from self.blanks()
-        while (yield from self.char(offset)) == "}":
+        if (yield from self.char(offset)) == "}":
             offset = yield from self.blanks(offset + 1)
         tag = yield from self._tag(offset, CLOSING)
         if tag is None or (tag is ENDED and not self.cut):
@@ -213,7 +213,7 @@ class XmlReader(AnswerReader):
                     break
                 value.put(self.take(tag.length))
             elif tag.kind == "parameter":
-                if not value.nested and value.finished() and self._may_come(tag, tool, names):
+                if not value.nested and self._may_come(tag, tool, names) and value.finished():
                     value.take_back()
                     value.close()
                     self.take(start + tag.length)

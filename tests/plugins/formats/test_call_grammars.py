@@ -35,9 +35,9 @@ class Bytes:
 GRAMMARS = Grammars(Bytes())
 ROW = torch.zeros(Bytes.vocab_size)
 BURSTS = [
-    "</parameter>", "</function>", "</tool_call>", "<tool_call>\n", "<function=now>", "\n<parameter=mode>", "\n", " ", "x",
-    "é😀", '"', "\\", "\\n", "}", "]", ", ", "1", "-2", "null", "true", "{", "[", "</parameter>\n</function>\n</tool_call>",
-    "\n</parameter>\n", "</parameter></function></tool_call>\n<tool_call>\n{", "write_file", "odd.name",
+    "</parameter>", "</function>", "</tool_call>", "<tool_call>\n", "<function=now>", "\n<parameter=mode>", "\n", " ",
+    "x", "é😀", '"', "\\", "\\n", "}", "]", ", ", "1", "-2", "null", "true", "{", "[", "write_file",
+    "</parameter>\n</function>\n</tool_call>", "\n</parameter>\n", "</parameter></function></tool_call>\n",
 ]  # fmt: skip
 ENDINGS = {
     "qwen_xml": ("\n</parameter>\n</function>\n</tool_call>", '"', "}", "]"),
@@ -145,7 +145,9 @@ def test_the_grammar_takes_what_the_family_writes(form: str, write_file, odd_sch
     made = FORMS[form]
     accepts = follows(made.grammar([write_file, odd_schemas, *bare_tools], True) or "")
     one = made.render("write_file", {"path": "a.py", "content": 'return "</parameter>"\n\tif a < b: <b>é</b>'})
-    two = made.render(odd_schemas.name, {"at": {"x": 1, "next": {"x": 2}}, "level": 2, "colour": "dark red", "free": "7"})
+    two = made.render(
+        odd_schemas.name, {"at": {"x": 1, "next": {"x": 2}}, "level": 2, "colour": "dark red", "free": "7"}
+    )
     assert accepts(one)
     assert accepts(two)
     assert accepts(made.render("now", {}))

@@ -175,9 +175,9 @@ def test_the_template_tells_the_family() -> None:
 # ------------------------------------------------------------------------------------------------------ properties
 
 FRAGMENTS = [
-    "<tool_call>", "</tool_call>", "\n", " ", "x", '{"name": "write_file"', ', "arguments": ', '{"arguments": ', '"', "}",
-    '{"path": "', '"mode": "7"', ", ", ": ", "[", "]", "{", "\\n", "\\u00e9", "\\ud83d", "\\ude00", "é😀", "1", "-0.5",
-    "true", "None", "<", call('{"path": "a"}'), call('{"path": "a"}')[11:], call('{"path": "a"}')[:40],
+    "<tool_call>", "</tool_call>", "\n", " ", "x", '{"name": "write_file"', ', "arguments": ', '{"arguments": ', '"',
+    "}", '{"path": "', '"mode": "7"', ", ", ": ", "[", "]", "{", "\\n", "\\u00e9", "\\ud83d", "\\ude00", "é😀", "1",
+    "-0.5", "true", "None", "<", call('{"path": "a"}'), call('{"path": "a"}')[11:], call('{"path": "a"}')[:40],
 ]  # fmt: skip
 
 
@@ -205,14 +205,18 @@ json_values = st.recursive(
 
 
 @settings(deadline=None)
-@given(st.text(min_size=1, max_size=10), st.dictionaries(st.text(max_size=8), json_values, max_size=4), st.integers(1, 5))
+@given(
+    st.text(min_size=1, max_size=10), st.dictionaries(st.text(max_size=8), json_values, max_size=4), st.integers(1, 5)
+)
 def test_a_rendered_call_is_read_back(take_apart, name: str, arguments: dict[str, Any], size: int) -> None:
     read = take_apart(FORM, FORM.render(name, arguments), [Tool(name)], size)
     assert read.done == [(name, arguments)]
     assert read.text == ""
 
 
-@pytest.mark.parametrize("form", ["{call}", '<tool_call>{{"arguments": {arguments}, "name": "write_file"}}</tool_call>'])
+@pytest.mark.parametrize(
+    "form", ["{call}", '<tool_call>{{"arguments": {arguments}, "name": "write_file"}}</tool_call>']
+)
 def test_a_long_argument_takes_time_in_proportion_to_its_length(write_file, form: str) -> None:
     def seconds(length: int) -> float:
         arguments = json.dumps({"content": 'a line with "quotes"\n' * (length // 21)})

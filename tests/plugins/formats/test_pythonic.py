@@ -129,8 +129,8 @@ def test_the_template_tells_the_family() -> None:
 
 
 FRAGMENTS = [
-    "[", "]", "(", ")", "now", "get_weather", "city=", "days=", "from=", ", ", "'", '"', '"""', "\\", "\n", " ", "a", "7",
-    "{", "}", ":", "None", "#", "[now()]", "get_weather(city='é😀', days=3)",
+    "[", "]", "(", ")", "now", "get_weather", "city=", "days=", "from=", ", ", "'", '"', '"""', "\\", "\n", " ", "a",
+    "7", "{", "}", ":", "None", "#", "[now()]", "get_weather(city='é😀', days=3)",
 ]  # fmt: skip
 
 

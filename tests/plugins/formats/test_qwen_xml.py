@@ -185,7 +185,7 @@ LENIENT = {
     "names a little off": call(("Path", "a"), ("MODE", "7"), name="Write-File"),
     "a word between the tags": call(("path", "a"), ("mode", "7")).replace("file>\n", "file>\nwith:\n"),
     "a JSON object": '<tool_call>\n{"name": "write_file", "arguments": {"path": "a", "mode": 7}}\n</tool_call>',
-    "a JSON object with a text for a number": '<tool_call>{"name": "write-file", "arguments": {"path": "a", "mode": "7"}}',
+    "a JSON object, a number as a text": '<tool_call>{"name": "write-file", "arguments": {"path": "a", "mode": "7"}}',
     "JSON arguments in the function": '<tool_call>\n<function=write_file>\n{"path": "a", "mode": "7"}\n</function>\n'
     "</tool_call>",
 }
@@ -334,8 +334,7 @@ def test_how_the_text_is_split_changes_nothing(take_apart, write_file, texts, si
 
 
 TYPES: dict[str, st.SearchStrategy[Any]] = {
-    "string": st.text(max_size=20)
-    | st.lists(st.sampled_from([*FRAGMENTS, *VALUES]), max_size=4).map("".join),
+    "string": st.text(max_size=20) | st.lists(st.sampled_from([*FRAGMENTS, *VALUES]), max_size=4).map("".join),
     "integer": st.integers(),
     "number": st.floats(allow_nan=False, allow_infinity=False),
     "boolean": st.booleans(),
