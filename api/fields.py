@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from tandem.api.documents import response_format, structured_outputs
 from tandem.api.messages import messages
 from tandem.api.prompts import prompts
 from tandem.api.readers import (
@@ -33,7 +34,6 @@ from tandem.api.readers import (
     stream_options,
     text,
 )
-from tandem.api.structured import response_format, structured_outputs
 from tandem.api.thinking import CAPS, NUMBERS, OFF, TYPES, UNLIMITED
 from tandem.api.tools import tool_choice, tools
 

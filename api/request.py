@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tandem.api.documents import Document
 from tandem.api.fields import CHAT, COMPLETIONS, read_fields
 from tandem.api.messages import Messages
 from tandem.api.prompts import PlainPrompt
 from tandem.api.readers import FieldError
-from tandem.api.structured import Document
 from tandem.api.thinking import Wish, read_wish
 from tandem.api.tools import ToolChoice, Tools, function_names
 from tandem.core.engine.request import Sampling

@@ -26,18 +26,18 @@ class Held:
         still held. A piece without text goes out with the text before it, or when nothing at all is held.
         """
         out: list[Piece] = []
+        left, rest = length, len(self.text) > length
         while self._pieces:
             size = len(self._pieces[0].text)
-            if size > length or (length == 0 and self.text and (size or not out)):
+            if size > left or (left == 0 and rest and (size or not out)):
                 break
             out.append(self._pieces.popleft())
-            self.text = self.text[size:]
-            length -= size
-        if length > 0 and self._pieces:
+            left -= size
+        if left > 0 and self._pieces:
             piece = self._pieces[0]
-            out.append(replace(piece, text=piece.text[:length], tokens=0, logprobs=()))
-            self._pieces[0] = replace(piece, text=piece.text[length:])
-            self.text = self.text[length:]
+            out.append(replace(piece, text=piece.text[:left], tokens=0, logprobs=()))
+            self._pieces[0] = replace(piece, text=piece.text[left:])
+        self.text = self.text[length:]
         return out
 
     def take_all(self) -> list[Piece]:

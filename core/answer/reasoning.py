@@ -9,6 +9,10 @@ from tandem.core.answer.held import Held, open_end
 from tandem.core.engine.request import Channel, Piece
 
 
+BLANKS = 64
+"""So many blanks may stand before the opening tag; behind more the answer has begun."""
+
+
 class _State(Enum):
     START = "start"  # nothing but blanks so far: the model may open the block itself
     INSIDE = "inside"
@@ -67,9 +71,10 @@ class ReasoningSplit:
         text = self._held.text
         if self._state is _State.START:
             word = text.lstrip()
-            if self._open.startswith(word) and word != self._open:
+            early = len(text) - len(word) <= BLANKS
+            if early and self._open.startswith(word) and word != self._open:
                 return False
-            if not word.startswith(self._open):
+            if not early or not word.startswith(self._open):
                 return self._enter(_State.ANSWER, [], out)
             self.tokens += 1 if not self.tokens else 0
             opening = len(text) - len(word) + len(self._open)

@@ -8,6 +8,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tandem.core.plugin import (
@@ -33,7 +34,10 @@ SPECIALS = {"<|end|>": END, "<|system|>": SYSTEM, "<|user|>": USER, "<|assistant
 VOCAB = 261
 MAX_LEN = 262_144
 
+ROLES = frozenset({SYSTEM, USER, ASSISTANT, TOOL})
+
 OPEN, CLOSE = "<think>", "</think>"
+TOOLS_HEAD = "Tools: ["
 TEMPLATE = """\
 {%- if tools %}<|system|>Tools: {{ tools | tojson }}
 A call is written as <tool_call>
@@ -68,6 +72,11 @@ VALUE
 """A turn is opened inside the reasoning when the script closes it, or when the request turns thinking on."""
 
 
+TOLD = ("script", "turns")
+OBJECT = re.compile(r'\{\s*"')
+JSON = json.JSONDecoder()
+
+
 class ByteTokenizer:
     """One token a byte, and a few specials for the turns."""
 
@@ -100,7 +109,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What one answer will be. `starts[i]` is the offset of entry i; without `end` the last entry repeats for ever."""
+    """What one answer will be. `starts[i]` is the offset of entry i; without `end` the last entry repeats for ever,
+    each time after its pause."""
 
     entries: tuple[Entry, ...]
     end: bool = True
@@ -131,37 +141,49 @@ class Script:
             start, entry = self.starts[index], self.entries[index]
             return start + len(entry.data) - offset, entry.pause_s if start == offset else 0.0
         if not self.end and self.entries and self.entries[-1].data:
-            last = self.entries[-1].data
-            return len(last) - (offset - len(self.data)) % len(last), 0.0
+            last = self.entries[-1]
+            begun = (offset - len(self.data)) % len(last.data)
+            return len(last.data) - begun, 0.0 if begun else last.pause_s
         return 0, 0.0
 
 
-def read_script(text: str, reply: Script) -> Script:
-    """The script in a user message, or `reply` when the message is not a JSON object with the key `script`."""
-    if not text.lstrip().startswith("{"):
-        return reply
-    try:
-        told = json.loads(text)
-    except ValueError:
-        return reply
-    if not isinstance(told, dict) or "script" not in told:
-        return reply
-    items = told["script"]
-    if not isinstance(items, list):
-        return spoken('script must be a list of strings, {"hex": ...} and {"sleep_ms": ...}.')
+def find_told(text: str) -> dict[str, Any] | None:
+    """The first JSON object in a message that has the key `script` or `turns`. Clients put what a person wrote between
+    quotes or behind notes of their own, so it may stand anywhere."""
+    if not any(f'"{key}"' in text for key in TOLD):
+        return None
+    at = 0
+    while brace := OBJECT.search(text, at):
+        try:
+            value, at = JSON.raw_decode(text, brace.start())
+        except (ValueError, RecursionError):
+            at = brace.end()
+            continue
+        if isinstance(value, dict) and any(key in value for key in TOLD):
+            return value
+    return None
+
+
+def read_script(told: Any, name: str = "script", end: bool = True) -> Script:
+    """The script that a value holds, or an answer that says what is wrong with it. `name` is what the message calls it:
+    a list of entries, or an object with the keys `script` and `end`."""
+    if isinstance(told, dict) and "script" in told:
+        told, name, end = told["script"], f"{name}.script", told.get("end", True) is not False
+    if not isinstance(told, list):
+        return spoken(f'{name} must be a list of strings, {{"hex": ...}} and {{"sleep_ms": ...}}.')
     entries: list[Entry] = []
     pause = 0.0
-    for index, item in enumerate(items):
+    for index, item in enumerate(told):
         if isinstance(item, dict) and isinstance(item.get("sleep_ms"), int | float):
             pause += item["sleep_ms"] / 1e3
             continue
         data = _entry_bytes(item)
         if data is None:
-            return spoken(f'script[{index}] is neither a string nor {{"hex": ...}} nor {{"sleep_ms": ...}}.')
+            return spoken(f'{name}[{index}] is neither a string nor {{"hex": ...}} nor {{"sleep_ms": ...}}.')
         if data:
             entries.append(Entry(data, pause))
             pause = 0.0
-    return Script.of(entries, told.get("end", True) is not False)
+    return Script.of(entries, end)
 
 
 def _entry_bytes(item: Any) -> bytes | None:
@@ -245,24 +267,69 @@ class ScriptedSequence:
 
 
 def script_for(prompt: Seq[int], reply: Script) -> Script:
-    """What answers this prompt. A reply to a prompt that ends inside the reasoning closes it first."""
-    told = read_script(_last_user_message(prompt), reply)
-    inside = bytes(token for token in prompt[-16:] if token < 256).rstrip().endswith(OPEN.encode())
-    if told is not reply or not inside:
-        return told
-    return Script.of([Entry(f"{CLOSE}\n\n".encode()), *reply.entries])
+    """What answers this prompt: the script of its last user message, what an earlier one planned, or `reply`.
 
-
-def _last_user_message(prompt: Seq[int]) -> str:
-    """The text of the last user turn, or the whole prompt when it has no turns."""
-    if USER not in prompt:
-        turn = list(prompt)
+    Reasoning that the prompt has opened is a script's own matter. Anything else closes it first, unless it does so
+    later.
+    """
+    turns = read_turns(prompt)
+    users = [place for place, turn in enumerate(turns) if turn.role == USER]
+    told: Mapping[str, Any] = {}
+    place = -1
+    for place in reversed(users):
+        if found := find_told(turns[place].text):
+            told = found
+            break
+    last = bool(told) and place == users[-1]
+    offers_tools = turns[0].role == SYSTEM and turns[0].text.startswith(TOOLS_HEAD)
+    if last and "aside" in told and not offers_tools:
+        script = read_script(told["aside"], "aside")
+    elif last and "script" in told:
+        return read_script(told["script"], end=told.get("end", True) is not False)
+    elif "turns" in told:
+        answered = sum(turn.role == ASSISTANT and turn.closed for turn in turns[place:])
+        script = planned(told["turns"], answered) or reply
     else:
-        start = len(prompt) - 1 - list(reversed(prompt)).index(USER) + 1
-        turn = list(prompt[start:])
-        if END in turn:
-            turn = turn[: turn.index(END)]
-    return bytes(token for token in turn if token < 256).decode("utf-8", "replace")
+        script = reply
+    inside = bytes(token for token in prompt[-16:] if token < 256).rstrip().endswith(OPEN.encode())
+    if inside and CLOSE.encode() not in script.data:
+        return Script.of([Entry(f"{CLOSE}\n\n".encode()), *script.entries], script.end)
+    return script
+
+
+def planned(scripts: Any, answered: int) -> Script | None:
+    """The script of the next answer; None behind the last one."""
+    if not isinstance(scripts, list):
+        return spoken("turns must be a list of scripts.")
+    return read_script(scripts[answered], f"turns[{answered}]") if answered < len(scripts) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of the conversation in a prompt."""
+
+    role: int
+    """The special that opened it."""
+    text: str
+    closed: bool
+    """The end token stands behind it; the turn that is being written has none."""
+
+
+def read_turns(prompt: Seq[int]) -> list[Turn]:
+    """The prompt's turns in order. A prompt without any is one user turn."""
+    starts = [at for at, token in enumerate(prompt) if token in ROLES]
+    if not starts:
+        return [Turn(USER, _text(prompt), False)]
+    turns: list[Turn] = []
+    for start, stop in pairwise([*starts, len(prompt)]):
+        inside = list(prompt[start + 1 : stop])
+        closed = END in inside
+        turns.append(Turn(prompt[start], _text(inside[: inside.index(END)] if closed else inside), closed))
+    return turns
+
+
+def _text(tokens: Seq[int]) -> str:
+    return bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
 
 
 class ScriptDraft:
@@ -295,7 +362,7 @@ class ScriptDraft:
 
 
 class ScriptedModel:
-    """Writes the script that the last user message holds, or a fixed reply."""
+    """Writes the script that a user message holds, or a fixed reply."""
 
     def __init__(self, options: Options) -> None:
         import torch
@@ -309,10 +376,10 @@ class ScriptedModel:
         self.reply = spoken(options["reply"])
         self._tokens_per_s = options["tokens_per_s"]
         self._prefill_per_s = options["prefill_per_s"]
-        # Every id gets some logit, so that a mask that forbids the script's token still leaves an order. What closes a
-        # JSON value comes first: a document that is masked out of a script comes to an end.
+        # Every id gets some logit, so that a mask that forbids the script's token still leaves an order. What ends a
+        # value comes first: a document that is masked out of a script comes to an end.
         base = [-10.0 - (id * 37 % 101) / 10 for id in range(256)] + [-40.0] * (VOCAB - 256)
-        for place, closer in enumerate(b'}]"'):
+        for place, closer in enumerate(b'}]",\n'):
             base[closer] = -5.0 - place
         self._base = torch.tensor(base)
 
@@ -375,11 +442,13 @@ def tandem_models() -> list[ModelBuilder]:
         ModelBuilder(
             name="scripted",
             doc=__doc__ + "\n\n"
-            "When the last user message is a JSON object with the key `script`, exactly that is written: "
+            "When the last user message holds a JSON object with the key `script`, exactly that is written: "
             'a list of strings, `{"hex": "f09f"}` for raw bytes and `{"sleep_ms": 50}` for pauses, each entry accepted '
             'as one block, then the end token unless `"end": false` is given (the last entry is then repeated for '
-            "ever). A script that holds `</think>` starts inside the reasoning.\n\nAnything else is answered with the "
-            "option `reply`.",
+            "ever). A script that holds `</think>` starts inside the reasoning.\n\nA user message with the key "
+            "`turns`, a list of scripts, plans the answers that follow it, tool results and later messages between "
+            "them. The key `aside` is the script for a request with the same message that offers no tools, as clients "
+            "send it for a title.\n\nAnything else is answered with the option `reply`.",
             build=_build,
             describe=_describe,
             architectures=("scripted",),

@@ -161,10 +161,12 @@ def test_every_own_route_says_what_it_asks_for(server: Callable[..., Box]) -> No
     table = {route.path: route.access for route in own_routes(server().app.state.service, Gate())}
     assert table == {
         "/v1/chat/completions": Access.OPEN,
+        "/v1/chat/completions/control": Access.OPEN,
         "/v1/completions": Access.OPEN,
         "/v1/models": Access.OPEN,
         "/v1/models/{id:path}": Access.OPEN,
         "/health": Access.OPEN,
+        "/openapi.json": Access.OPEN,
         "/v1/plugins": Access.ADMIN,
         "/metrics": Access.METRICS,
     }

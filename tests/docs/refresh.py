@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tandem.api.command.explain import fields_table
 from tandem.api.command.new import Package, write
-from tandem.api.fields import CHAT, COMPLETIONS, Field
+from tandem.api.fields import TABLES
 from tandem.core.engine.options import SERVER_OPTIONS
 from tandem.core.kernel import Registry
 from tandem.core.kernel.manifest import MODEL_OPTIONS
@@ -42,9 +43,6 @@ NAMES = {
 
 SECTIONS = {"server": SERVER_OPTIONS, "model": MODEL_OPTIONS}
 """What `<!-- options: ... -->` can show."""
-
-TABLES = {"chat": CHAT, "completions": COMPLETIONS}
-"""What `<!-- fields: ... -->` can show."""
 
 FILE = re.compile(r"<!-- file: (?P<path>\S+) -->\n```(?P<language>\w+)\n(?P<text>.*?)```\n", re.DOTALL)
 OPTIONS = re.compile(r"<!-- options: (?P<section>\w+) -->\n.*?<!-- end -->\n", re.DOTALL)
@@ -73,7 +71,10 @@ def refreshed(page: str) -> str:
         lambda found: f"<!-- options: {found['section']} -->\n{table(SECTIONS[found['section']])}<!-- end -->\n", page
     )
     page = FIELDS.sub(
-        lambda found: f"<!-- fields: {found['table']} -->\n{fields(TABLES[found['table']])}<!-- end -->\n", page
+        lambda found: (
+            f"<!-- fields: {found['table']} -->\n{fields_table(TABLES[found['table']].values())}<!-- end -->\n"
+        ),
+        page,
     )
     return PARTS.sub(lambda found: f"<!-- built-in parts -->\n{built_in_parts()}<!-- end -->\n", page)
 
@@ -103,14 +104,6 @@ BOUNDS = {
     "exclusiveMaximum": "less than",
     "enum": "one of",
 }
-
-
-def fields(known: Mapping[str, Field]) -> str:
-    """Request fields as a Markdown table: what each gets."""
-    lines = ["| field | what it gets |", "|---|---|"]
-    for field in known.values():
-        lines.append(f"| `{field.name}` | {field.disposition.value}{f': {field.hint}' if field.hint else ''} |")
-    return "\n".join(lines) + "\n"
 
 
 def built_in_parts() -> str:

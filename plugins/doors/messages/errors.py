@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.core.plugin import RequestError
+from tandem.plugins.doors.messages.request import UNTHREADED
 
 KINDS = {
     401: "authentication_error",
@@ -19,4 +20,7 @@ KINDS = {
 def error_body(error: RequestError) -> dict[str, Any]:
     """The error as a body, and as the event that ends a broken stream."""
     kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": str(error)}}
+    told: dict[str, Any] = {"type": kind, "message": str(error)}
+    if error.code == UNTHREADED:
+        told["details"] = {"error_code": error.code, "unsupported": [error.param]}
+    return {"type": "error", "error": told}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tandem.core.plugin import RequestError
 from tandem.plugins.doors._door import Ask
 from tandem.plugins.doors._names import COMMON, Names
 from tandem.plugins.doors._node import Node, refuse, shown
@@ -15,6 +16,9 @@ REFUSED: Mapping[str, str] = {
     "mcp_servers": "let the client connect to them and offer their tools",
 }
 """Field -> what to do instead."""
+
+UNTHREADED = "thread_unsupported_request"
+"""The code that makes Anthropic's SDK go on without a thread that the server holds."""
 
 HANDED_ON = (*COMMON, "model", "metadata", "service_tier")
 """Fields that are the same in a chat request."""
@@ -30,6 +34,8 @@ def read_request(body: Mapping[str, Any], *, thinks: bool = False) -> Ask:
     """
     root = Node(body)
     refuse(root, REFUSED)
+    if root.key("thread").given:
+        raise RequestError(400, "thread is not kept here: send the whole conversation", "thread", UNTHREADED)
     if not root.key("max_tokens").given:
         raise root.key("max_tokens").error("is missing; say how many tokens the answer may have")
     names = Names()

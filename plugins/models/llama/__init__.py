@@ -39,7 +39,7 @@ OPTIONS = {
         "integer",
         "From how many rows on a pass takes the dense copy of packed weights; 0 keeps no copy, which saves memory "
         "and makes reading a prompt slow.",
-        7,
+        9,
         minimum=0,
     ),
 }

@@ -48,11 +48,12 @@ class BlockAttention:
             seen = length + first + rows
             self._tiles.append(
                 _Tile(
-                    queries.narrow(2, first, rows),
+                    _flat(queries.narrow(2, first, rows)),
                     (kv_heads, group * rows, size),
                     cache[:, :kv_heads, :seen].transpose(2, 3).unbind(0),
                     cache[:, kv_heads:, :seen].unbind(0),
                     None if rows == 1 else chain_mask(rows) if parents is None else tree_mask(parents),
+                    (kv_heads, group, rows, size),
                     results.narrow(2, first, rows),
                 )
             )
@@ -63,30 +64,38 @@ class BlockAttention:
 
     def run(self, layer: int) -> None:
         """Write the attention's result into `out`; the rows must have been stored."""
-        for queries, shape, keys, values, mask, results in self._tiles:
-            scores = torch.bmm(queries.reshape(shape), keys[layer])
+        for queries, flat, keys, values, mask, shape, results in self._tiles:
+            scores = torch.bmm(queries.reshape(flat), keys[layer])
             if mask is not None:
-                rows = mask.shape[0]
-                scores.view(shape[0], -1, rows, scores.shape[2])[..., -rows:].add_(mask)
-            mixed = torch.bmm(torch.softmax(scores, -1), values[layer])
-            results.copy_(mixed.view(results.shape))
+                scores.view(*shape[:3], -1)[..., -shape[2] :].add_(mask)
+            results.copy_(torch.bmm(torch.softmax(scores, -1), values[layer]).view(shape))
 
 
 class _Tile(NamedTuple):
     """Rows of a block that are computed together: all of a tree's, or a run of a chain's."""
 
     queries: torch.Tensor
-    """`[kv_heads, group, rows, head_dim]`, a view of the scratch."""
-    shape: tuple[int, int, int]
-    """The queries' shape as the rows of one product for each key head."""
+    """A view of the scratch, of `flat` shape where one exists, else of `shape`."""
+    flat: tuple[int, int, int]
+    """`[kv_heads, group * rows, head_dim]`"""
     keys: tuple[torch.Tensor, ...]
     """For each layer `[kv_heads, head_dim, seen]`: what the rows see, through the mask for the last of it."""
     values: tuple[torch.Tensor, ...]
     """For each layer `[kv_heads, seen, head_dim]`."""
     mask: torch.Tensor | None
     """`[rows, rows]`"""
+    shape: tuple[int, int, int, int]
+    """`[kv_heads, group, rows, head_dim]`"""
     results: torch.Tensor
-    """`[kv_heads, group, rows, head_dim]`, a view of the pass's result."""
+    """A view of the pass's result, of `shape`."""
+
+
+def _flat(queries: torch.Tensor) -> torch.Tensor:
+    """`[kv_heads, group, rows, head_dim]` -> `[kv_heads, group * rows, head_dim]` if that is a view, else as it is."""
+    try:
+        return queries.view(queries.shape[0], -1, queries.shape[3])
+    except RuntimeError:
+        return queries
 
 
 def _tiles(n: int, size: int) -> list[tuple[int, int]]:

@@ -76,8 +76,9 @@ class GgufFile(Source):
             raise ModelError(
                 f"{self.path}: {name} is stored as {self.format(name)}, which the gguf library can't read"
             ) from error
-        # A copy: the values of an F32 tensor are still the mapped file, read-only.
-        return torch.from_numpy(np.array(values, dtype=np.float32)).reshape(self._shapes[name])
+        if not values.flags.writeable:  # the values of an F32 tensor are still the mapped file
+            values = values.copy()
+        return torch.from_numpy(values.astype(np.float32, copy=False)).reshape(self._shapes[name])
 
     def groups(self, name: str) -> Groups | None:
         """Q4_0 and Q4_1 blocks hold 32 numbers: float16 scale d, for Q4_1 a float16 minimum m, 16 bytes of codes."""

@@ -18,6 +18,8 @@ GROUP = 32
 """Columns that share a scale in a 4-bit matrix."""
 PACK_ROWS = 16
 """Packed matrices must have a multiple of this many rows."""
+SLICE_ROWS = 4096
+"""Rows of a matrix that are quantised at a time."""
 
 _ONEDNN = torch.backends.mkldnn.is_available()
 
@@ -75,9 +77,14 @@ def _with_bias(kernel: Kernel, bias: torch.Tensor | None) -> Kernel:
 
 def quantise_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`[out, in]` -> int8 codes and float32 scales `[out]`, with weight = code * scale and codes in -127..127."""
-    weight = weight.float()
-    scale = weight.abs().amax(dim=1).clamp_(min=1e-30) / 127
-    return (weight / scale[:, None]).round_().to(torch.int8), scale
+    codes = torch.empty(weight.shape, dtype=torch.int8)
+    scales = torch.empty(len(weight))
+    for start in range(0, len(weight), SLICE_ROWS):  # an embedding is big, and so would its intermediate results be
+        part = weight[start : start + SLICE_ROWS].float()
+        scale = part.abs().amax(dim=1).clamp_(min=1e-30).div_(127)
+        scales[start : start + SLICE_ROWS] = scale
+        codes[start : start + SLICE_ROWS] = (part / scale[:, None]).round_()
+    return codes, scales
 
 
 def quantise_groups(weight: torch.Tensor) -> Groups:

@@ -65,7 +65,6 @@ class Network:
         self._config = config
         self._exact = storage.exact
         self._dense_rows = storage.dense_rows
-        self._few, self._many = _load_layers(storage, progress)
         embedding = source.tensor("model.embed_tokens.weight")
         head = {
             "float32": linear.float32_head,
@@ -74,6 +73,8 @@ class Network:
         }[storage.head]
         self._head = head(embedding if config.tied else source.tensor("lm_head.weight"))
         self._embedding = embedding.to(storage.dtype)
+        del embedding  # in float32 it is the biggest tensor of all: gone before the layers come
+        self._few, self._many = _load_layers(storage, progress)
         self._root = math.sqrt(config.hidden_size * config.norm_eps)
         self._final_norm = _norm_weight(storage, "model.norm.weight")
         self._rotary = RotaryTable(config.rope.frequencies(config.head_dim, source.rope_divisors()), config.max_len)
@@ -101,7 +102,7 @@ class Network:
         stack = self._many if 0 < self._dense_rows <= rows else self._few
         onednn = not self._exact and rows >= ONEDNN_ROWS
 
-        # The residual stream, with a column more for the norm's epsilon: see `_normed`.
+        # The residual stream, with a column more for the norm's epsilon: see `_norm`.
         stream = torch.empty(rows, width + 1)
         residual = stream[:, :width]
         residual.copy_(self._embedding.index_select(0, tokens))
@@ -124,7 +125,7 @@ class Network:
         last = config.layers - 1
         with onednn_products(onednn):
             for number, (attn_norm, qkv, out, mlp_norm, gate_up, down) in enumerate(stack.layers):
-                norm(stream, attn_norm, normed)
+                norm(stream, residual, attn_norm, normed)
                 by_row.copy_(qkv(normed).view(by_row.shape))
                 as_complex.mul_(turns)
                 for attention in attentions:
@@ -137,23 +138,23 @@ class Network:
                     stream, attended = stream.index_select(0, wanted), attended.index_select(0, wanted)
                     residual, normed = stream[:, :width], normed[: len(wanted)]
                 residual.add_(out(attended))
-                norm(stream, mlp_norm, normed)
+                norm(stream, residual, mlp_norm, normed)
                 gate, up = gate_up(normed).chunk(2, 1)
                 residual.add_(down(silu(gate).mul_(up)))
             final = torch.empty(len(wanted), width)
-            norm(stream, self._final_norm, final)
+            norm(stream, residual, self._final_norm, final)
             self._head(final, logits)
 
-    def _norm(self, stream: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-        """RMS norm of `[R, hidden]` into `out`: `weight * x / sqrt(mean(x^2) + eps)`, in the fewest operations.
+    def _norm(self, stream: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        """RMS norm of `x` `[R, hidden]` into `out`: `weight * x / sqrt(mean(x^2) + eps)`, in the fewest operations.
 
         `stream` is x with a column more that holds sqrt(hidden * eps). Then its length is
         sqrt(hidden) * sqrt(mean(x^2) + eps), and `weight` carries the factor sqrt(hidden) since it was loaded.
         """
-        torch.mul(stream[:, :-1] / torch.linalg.vector_norm(stream, 2, 1, True), weight, out=out)
+        torch.mul(x / torch.linalg.vector_norm(stream, 2, 1, True), weight, out=out)
 
-    def _exact_norm(self, stream: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-        out.copy_(torch.rms_norm(stream[:, :-1], weight.shape, weight, self._config.norm_eps))
+    def _exact_norm(self, stream: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(torch.rms_norm(x, weight.shape, weight, self._config.norm_eps))
 
 
 def _load_layers(storage: Storage, progress: Progress) -> tuple[Stack, Stack]:

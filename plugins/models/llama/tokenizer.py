@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -155,7 +154,7 @@ def _bytes_of_tokens(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
 
 
 def _is_byte_level(tokenizer: Tokenizer) -> bool:
-    return '"ByteLevel"' in json.dumps(json.loads(tokenizer.to_str()).get("decoder") or {})
+    return tokenizer.decoder is not None and b'"ByteLevel"' in tokenizer.decoder.__getstate__()
 
 
 def _from_byte_alphabet(text: str) -> bytes:

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from tandem.api.command import main
+from tandem.api.fields import TABLES
 from tandem.core.engine.options import SERVER_OPTIONS
 from tandem.core.plugin import KINDS
 
@@ -92,6 +93,36 @@ def test_every_kind_is_explained_by_its_hook(kind: object) -> None:
     assert f"Hook {kind.hook}" in text  # type: ignore[attr-defined]
 
 
+def test_all_fields_of_a_request_are_one_table_for_each_kind() -> None:
+    code, text, _ = explain("fields")
+    assert code == 0
+    for kind, table in TABLES.items():
+        alone = explain(f"fields.{kind}")[1]
+        assert alone in text
+        for field in table.values():
+            assert f"{field.name} {field.disposition.value} {field.doc.replace('`', '').split()[0]}" in alone
+
+
+@pytest.mark.parametrize("name", ["temperature", "fields.temperature", "fields.completions.temperature"])
+def test_a_field_is_explained_with_its_values(name: str) -> None:
+    code, text, _ = explain(name)
+    assert code == 0
+    assert text.startswith("temperature (chat and completions) It is honoured: How freely tokens are drawn")
+    assert '"maximum": 2' in text
+
+
+def test_a_field_that_means_two_things_is_explained_twice() -> None:
+    _, text, _ = explain("logprobs")
+    assert "logprobs (chat)" in text
+    assert "logprobs (completions)" in text
+    assert "(completions)" not in explain("fields.chat.logprobs")[1]
+    assert explain("fields.completions.messages")[0] == 2
+
+
+def test_a_refused_field_says_what_to_do_instead() -> None:
+    assert explain("functions")[1] == "functions (chat) It is refused: use tools"
+
+
 @pytest.mark.parametrize(
     ("name", "near"),
     [
@@ -102,6 +133,10 @@ def test_every_kind_is_explained_by_its_hook(kind: object) -> None:
         ("sever", "server"),
         ("drafer", "drafters"),
         ("rules.watchwrd", "rules.watchword"),
+        ("fieds", "fields"),
+        ("temprature", "temperature"),
+        ("fields.tol_choice", "fields.tool_choice"),
+        ("fields.caht", "fields.chat"),
     ],
 )
 def test_a_miss_ends_with_2_and_names_the_nearest(name: str, near: str) -> None:

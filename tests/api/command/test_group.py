@@ -40,7 +40,15 @@ def test_help_imports_no_subcommand() -> None:
     assert not {module for module in loaded if module.startswith("tandem.api.command.")} - {"tandem.api.command.group"}
 
 
-LIGHT = ["plugins", "check scripted", "check default", "explain server.port", "explain drafters", "serve --help"]
+LIGHT = [
+    "plugins",
+    "check scripted",
+    "check default",
+    "explain server.port",
+    "explain drafters",
+    "explain fields",
+    "serve --help",
+]
 
 
 @pytest.mark.parametrize("line", LIGHT)

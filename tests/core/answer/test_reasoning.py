@@ -35,7 +35,7 @@ def naive(text: str, opened: bool) -> dict[str, str]:
     if opened:
         out["open"] = "<think>\n"
     else:
-        match = re.match(r"\s*<think>", text)
+        match = re.match(r"\s{0,64}<think>", text)
         if match is None:
             return {"content": text} if text else {}
         out["open"], text = match.group(), text[match.end() :]
@@ -88,6 +88,18 @@ def test_tags_inside_the_answer_are_text(text: str) -> None:
     pieces, tokens = run(list(text))
     assert texts(pieces) == {"content": text}
     assert tokens == 0
+
+
+@pytest.mark.parametrize(("blanks", "channel"), [(64, "reasoning"), (65, "content")])
+def test_the_opening_tag_is_looked_for_behind_so_many_blanks_and_no_more(blanks: int, channel: str) -> None:
+    pieces, _ = run([*("\n" * blanks), "<think>", "hm"])
+    assert "hm" in texts(pieces)[channel]
+
+
+def test_an_answer_of_blanks_goes_out() -> None:
+    split = ReasoningSplit(TAGS)
+    sent = [len(split.feed(Piece(" "))) for _ in range(100)]
+    assert sent == [0] * 64 + [65] + [1] * 35
 
 
 def test_no_token_is_lost() -> None:

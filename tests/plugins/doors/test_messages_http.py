@@ -377,3 +377,10 @@ def test_the_sdk_raises_its_own_kind_of_error_with_the_fields_name(claude: anthr
     with pytest.raises(anthropic.BadRequestError, match="temperature") as caught:
         claude.messages.create(**asking("Hi"), extra_body={"temperature": 9})
     assert caught.value.type == "invalid_request_error"
+
+
+def test_a_thread_is_refused_with_the_code_that_the_sdk_knows(box: Box) -> None:
+    body = {"max_tokens": 50, "messages": [{"role": "user", "content": "hi"}], "thread": {"type": "create"}}
+    answer = box.post("/v1/messages", body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}

@@ -12,7 +12,7 @@ from tandem.core.engine.prompt import Prompt
 from tandem.core.engine.request import Finished, Generate, Piece, Sampling
 from tandem.core.engine.round import run_round
 from tandem.core.plugin import Block
-from tandem.plugins.models.scripted import END, ByteTokenizer, ScriptedModel
+from tandem.plugins.models.scripted import END, ByteTokenizer, ScriptedModel, find_told
 
 
 def model(**options: Any) -> ScriptedModel:
@@ -93,6 +93,12 @@ def test_a_pause_comes_before_its_entry_even_a_one_byte_entry() -> None:
     assert shown[2][1] - shown[1][1] >= 0.08
 
 
+def test_an_entry_that_is_repeated_pauses_each_time() -> None:
+    start = time.perf_counter()
+    assert "".join(blocks(model(), told({"sleep_ms": 30}, "ab ", end=False), max_tokens=12)[0]) == "ab " * 4
+    assert time.perf_counter() - start >= 0.12
+
+
 def test_the_options_set_its_speed() -> None:
     start = time.perf_counter()
     blocks(model(tokens_per_s=1000), told("x" * 30, "y" * 30))
@@ -115,6 +121,89 @@ def test_the_last_user_message_is_the_script_also_after_other_turns() -> None:
     while generation.phase is not Phase.DONE:
         run_round(m, [generation])
     assert bytes(generation.output) == b"second"
+
+
+def answer(messages: list[dict[str, Any]], **template: Any) -> str:
+    m = model()
+    generation = Generation(Generate(Prompt(m).chat(messages, **template), 1000), m)
+    while generation.phase is not Phase.DONE:
+        run_round(m, [generation])
+    return bytes(generation.output).decode()
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def result(text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": "c", "content": text}
+
+
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+PLAN = json.dumps({"turns": [["call one"], ["call ", "two"], {"script": ["done"]}], "aside": ["A title"]})
+
+
+def test_each_answer_after_a_plan_takes_its_turn() -> None:
+    history = [user("before"), assistant("hello"), user(PLAN)]
+    for expected in ["call one", "call two", "done"]:
+        assert answer(history, tools=TOOLS) == expected
+        history += [assistant(expected), result("ok")]
+    assert answer(history, tools=TOOLS) == "one two three"
+
+
+def test_messages_that_tell_nothing_do_not_end_a_plan() -> None:
+    history = [user(PLAN), assistant("call one"), result("ok"), user("[the answer was cut; go on]")]
+    assert answer(history, tools=TOOLS) == "call two"
+
+
+def test_a_later_script_and_a_later_plan_take_over() -> None:
+    history = [user(PLAN), assistant("call one"), user(told("now"))]
+    assert answer(history) == "now"
+    assert answer([*history, assistant("now"), user("and?")]) == "one two three"
+    assert answer([*history, assistant("now"), user(json.dumps({"turns": [["other"]]}))]) == "other"
+
+
+def test_a_request_without_tools_is_an_aside() -> None:
+    asked = [{"role": "system", "content": "Write a title."}, user("Write a title:"), user(f'"{PLAN}"')]
+    assert answer(asked) == "A title"
+    assert answer(asked, tools=TOOLS) == "call one"
+    assert answer([user(told("text", aside=["A title"]))]) == "A title"
+    assert answer([user(told("text", aside=["A title"]))], tools=TOOLS) == "text"
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    ['"{}"', "Note: {{1, 2}} and {{}}.\n{}\n\n<system>be kind</system>", 'a {{"b": {{"script": ["no"]}}}} {}'],
+)
+def test_a_script_may_stand_inside_a_message(wrapped: str) -> None:
+    assert answer([user(wrapped.format(told("found {it}")))]) == "found {it}"
+
+
+def test_the_turns_of_a_plan_may_think_or_not() -> None:
+    history = [user(json.dumps({"turns": [["hm", "</think>\n\n", "one"], ["two"]]}))]
+    assert answer(history) == "hm</think>\n\none"
+    assert answer([*history, assistant("one"), user("and?")], enable_thinking=True) == "</think>\n\ntwo"
+
+
+def test_a_turn_without_an_end_goes_on_until_the_limit() -> None:
+    assert answer([user(json.dumps({"turns": [{"script": ["row\n"], "end": False}]}))]) == "row\n" * 250
+
+
+@pytest.mark.parametrize(
+    ("turns", "named"),
+    [("text", "turns must be a list"), ([[], "text"], "turns[1] must be a list"), ([[], ["a", 5]], "turns[1][1]")],
+)
+def test_a_wrong_plan_is_explained(turns: Any, named: str) -> None:
+    assert named in answer([user(json.dumps({"turns": turns})), assistant(""), result("ok")])
+
+
+@given(st.text(alphabet='{}[]":\\ scriptun,1', max_size=60))
+def test_any_message_gets_some_answer(text: str) -> None:
+    assert isinstance(find_told(text), dict | None)
 
 
 def test_a_plain_prompt_may_be_the_script_itself() -> None:
