@@ -3,8 +3,10 @@
 #   make serve   install and serve (MANIFEST=default HOST=127.0.0.1 PORT=8000)
 #   make test    install what the tests need, then lint and test
 #   make lint    ruff, mypy and import-linter
+#   make e2e     install real clients (opencode, the Hermes agent, the SDKs) into .e2e, then run them against the server
+#   make e2e-webui   the same with Open WebUI in a headless Chromium: 2.9 GB to install, so by name only
 #   make bench   install what the benchmarks compare with, then run each of them
-#   make clean   remove caches and build outputs;  make distclean   the .venv too
+#   make clean   remove caches and build outputs;  make distclean   .venv and .e2e too
 
 PYTHON ?= python3
 MANIFEST ?= default
@@ -15,7 +17,7 @@ PIP_ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt $(PIP_ARGS)
 
-.PHONY: serve test lint bench clean distclean
+.PHONY: serve test lint bench e2e e2e-webui clean distclean
 
 serve: .venv/.serve
 	$(BIN)/tandem serve $(MANIFEST) $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT))
@@ -52,6 +54,35 @@ bench: .venv/.bench
 	$(PIP) -e ".[bench]"
 	@touch $@
 
+e2e: .venv/.test .e2e/.hermes .e2e/.npm
+	$(BIN)/python -m pytest -m e2e tests/e2e
+
+.e2e/.hermes: tests/e2e/hermes.txt
+	$(PYTHON) -m venv --clear .e2e/hermes
+	.e2e/hermes/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) -r $<
+	@touch $@
+
+# Without npm its clients are left out. Where CI is set, their tests fail then.
+.e2e/.npm: tests/e2e/package.json
+	@mkdir -p $(@D)
+	@if command -v npm >/dev/null && command -v node >/dev/null; then \
+		cp $< $(@D) && npm install --prefix $(@D) --no-audit --no-fund --no-package-lock --loglevel=error && touch $@; \
+	else \
+		echo "There is no node and npm here: opencode and the JavaScript SDK are not run." >&2; \
+	fi
+
+e2e-webui: .venv/.test .e2e/webui/.installed
+	$(BIN)/python -m pytest -m e2e tests/e2e/webui/check_open_webui.py
+
+.e2e/webui/.installed: tests/e2e/webui/requirements.txt tests/e2e/webui/package.json
+	@command -v npm >/dev/null && command -v chromium >/dev/null || { echo \
+		"Open WebUI is driven with node, npm and chromium, and one of them is not here." >&2; exit 1; }
+	$(PYTHON) -m venv --clear .e2e/webui
+	.e2e/webui/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) -r $<
+	cp tests/e2e/webui/package.json $(@D)
+	npm install --prefix $(@D) --no-audit --no-fund --no-package-lock --loglevel=error
+	@touch $@
+
 # mypy finds packages by folder names; here the folders are mapped to one import package.
 .lint/tandem:
 	@mkdir -p $@
@@ -63,4 +94,4 @@ clean:
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf .venv
+	rm -rf .venv .e2e
