@@ -295,7 +295,7 @@ class Transformers(Peer):
 PEERS: dict[str, type[Peer]] = {"tandem": Tandem, "llama.cpp": LlamaCpp, "transformers": Transformers}
 
 
-# ------------------------------------------------------------------------------------------------------ a peer's process
+# ---------------------------------------------------------------------------------------------------- a peer's process
 
 
 def serve(name: str, threads: int, options: dict[str, Any]) -> None:

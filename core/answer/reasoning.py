@@ -8,7 +8,6 @@ from enum import Enum
 from tandem.core.answer.held import Held, open_end
 from tandem.core.engine.request import Channel, Piece
 
-
 BLANKS = 64
 """So many blanks may stand before the opening tag; behind more the answer has begun."""
 

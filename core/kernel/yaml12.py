@@ -157,4 +157,3 @@ class _Builder:
 
     def refuse(self, node: yaml.Node, keys: Keys, message: str) -> NoReturn:
         raise ManifestError([Problem(self.file, node.start_mark.line + 1, ".".join(keys), message)])
-

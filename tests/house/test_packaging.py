@@ -70,11 +70,7 @@ def test_no_two_built_in_plugins_import_each_other_is_checked_for_all_of_them() 
     contract = next(
         contract for contract in PROJECT["tool"]["importlinter"]["contracts"] if contract["type"] == "independence"
     )
-    plugins = {
-        value
-        for kind in KINDS
-        for value in PROJECT["project"]["entry-points"].get(kind.group, {}).values()
-    }
+    plugins = {value for kind in KINDS for value in PROJECT["project"]["entry-points"].get(kind.group, {}).values()}
     assert set(contract["modules"]) == plugins
 
 

@@ -121,7 +121,8 @@ def memory() -> Callable[[], Registry]:
     sys.modules["memory_plugins"] = SimpleNamespace(plugin=_module())  # type: ignore[assignment]
     names = {"drafters": ["a", "b", "c"], "rules": ["look"], "models": ["tiny", "packed"]}
     points = [
-        EntryPoint(name, "memory_plugins:plugin", f"tandem.{kind}") for kind, kind_names in names.items()
+        EntryPoint(name, "memory_plugins:plugin", f"tandem.{kind}")
+        for kind, kind_names in names.items()
         for name in kind_names
     ]
     return lambda: Registry(points)

@@ -48,24 +48,30 @@ def python(source: str, site: Path | None = None) -> str:
 
 
 def test_the_core_starts_with_no_built_in_plugin_present() -> None:
-    source = WITHOUT_BUILTINS + """
+    source = (
+        WITHOUT_BUILTINS
+        + """
 from tandem.core.kernel import assemble, load_manifest
 platform = assemble(load_manifest({"tandem": 1, "drafters": [], "rules": {}}))
 assert platform.model is None and platform.build("drafters") == []
 print([r for r in platform.records() if r["distribution"] == "tandem-llm"])
 platform.close()
 """
+    )
     assert python(source) == "[]\n"
 
 
 def test_the_core_runs_a_model_from_elsewhere_with_no_built_in_plugin_present(install: Any, site: Path) -> None:
     install("tandem-tiny", {"models": {"tiny": "tiny_builder"}}, tiny_builder=BUILDER)
-    source = WITHOUT_BUILTINS + """
+    source = (
+        WITHOUT_BUILTINS
+        + """
 from tandem.core.kernel import assemble, load_manifest
 platform = assemble(load_manifest({"tandem": 1, "model": {"plugin": "tiny"}}))
 print(platform.model.name, [r["name"] for r in platform.records() if r["state"] == "active"])
 platform.close()
 """
+    )
     assert python(source, site) == "tiny ['tiny']\nclosed\n"
 
 

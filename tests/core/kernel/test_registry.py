@@ -183,7 +183,7 @@ HOOK = "@hookimpl\ndef tandem_rules():\n    "
         ),
         ("TANDEM_API = '>=9'\n", "written for Tandem's plugin API >=9, but this is 0.1.0"),
         ("TANDEM_API = 'soon'\n", "TANDEM_API must be a version range such as \">=0.1,<0.2\", not 'soon'"),
-        ("TANDEM_API = 3\n", "TANDEM_API must be a version range such as \">=0.1,<0.2\", not 3"),
+        ("TANDEM_API = 3\n", 'TANDEM_API must be a version range such as ">=0.1,<0.2", not 3'),
     ],
 )
 def test_what_a_plugin_does_wrong_is_its_reason_and_nothing_of_it_stays(
