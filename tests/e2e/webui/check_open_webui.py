@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -91,7 +92,7 @@ def webui(wire: Wire, tmp_path: Path) -> Iterator[str]:
         process = subprocess.Popen(
             command,
             cwd=tmp_path,
-            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", **environment},
+            env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", **environment},
             stdout=log,
             stderr=log,
             text=True,
