@@ -175,7 +175,8 @@ class XmlReader(AnswerReader):
         """
         key = f"{', ' if len(names) > 1 else '{'}{json_text(names[-1])}: "
         value = Value(self, key, tool.parameter(names[-1]), tool.parameters)
-        if (yield from self.char()) == "\n":
+        inline = (yield from self.char()) != "\n"  # written without line breaks, as a whole
+        if not inline:
             self.take(1)
         while True:
             found = self.text.find("<", self.at)
@@ -213,7 +214,8 @@ class XmlReader(AnswerReader):
                     break
                 value.put(self.take(tag.length))
             elif tag.kind == "parameter":
-                if not value.nested and self._may_come(tag, tool, names) and value.finished():
+                fresh = newline or inline or value.at_line_start
+                if fresh and not value.nested and self._may_come(tag, tool, names) and value.finished():
                     value.take_back()
                     value.close()
                     self.take(start + tag.length)
@@ -248,7 +250,7 @@ class XmlReader(AnswerReader):
         return run.follow == "call" or (run.follow == "end" and (run.strong or not self.cut))
 
     def _may_come(self, tag: Tag, tool: Tool, names: list[str]) -> bool:
-        """Whether a parameter's tag, without a closing tag before it, begins the next parameter: a declared one that
+        """Whether a parameter's tag without a closing tag before it begins the next parameter: a declared one that
         isn't written yet."""
         name = tool.parameter_named(tag.name)
         return name in tool.properties and name not in names

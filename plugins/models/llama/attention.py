@@ -10,7 +10,9 @@ from typing import NamedTuple
 import torch
 
 ONEDNN_ROWS = 16
-"""From how many rows on oneDNN's batched products beat torch's own small ones (both measured on SmolLM2's heads)."""
+"""From how many rows on a pass uses oneDNN's batched products. Both of SmolLM2's (9 heads, 3 for keys, 64 numbers) for
+16 rows over 512, 1024 and 2048 take 106, 186 and 352 us with it and 124, 250 and 516 us without; for 8 rows there is
+no gain, and for one row it takes twice as long (2 threads of an AMD EPYC, Zen 5)."""
 
 
 class BlockAttention:
@@ -138,7 +140,8 @@ def onednn_products(wanted: bool) -> Iterator[None]:
     """Let oneDNN do the float32 products inside, where a pass of many rows gains from it.
 
     torch hands float32 batched products to oneDNN only if they may be rounded to bfloat16 on the way. oneDNN makes
-    use of that with AMX; with AVX-512 it computes in float32, and on AMD processors several times faster than MKL.
+    use of that with AMX; with AVX-512 it computes in float32. On an AMD EPYC the attention of 512 rows (9 heads, tiles
+    of 128) takes 1.4 ms with it, 4.5 ms with MKL and 3.3 ms with torch's fused attention.
     """
     if not wanted:
         yield

@@ -30,8 +30,8 @@ def packable(rows: int, columns: int) -> bool:
 
 
 def dense(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Kernel:
-    """The matrix as it is. With oneDNN it is laid out once for its kernels; for one float32 row of SmolLM2's widest
-    matrix that takes a third of the time of a plain `linear`."""
+    """The matrix as it is, laid out once for oneDNN's kernels where there are any: one float32 row times a matrix of
+    960 x 576 takes 45 us so, and 125 us with a plain `linear` (2 threads of an AMD EPYC)."""
     weight = weight.to(dtype).contiguous()
     bias = None if bias is None else bias.to(dtype).contiguous()
     if not _ONEDNN:

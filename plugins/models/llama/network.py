@@ -34,7 +34,8 @@ class Layer(NamedTuple):
 
 
 TILE, ONEDNN_TILE = 32, 128
-"""Rows of a chain whose attention is computed at once, by torch's own products and by oneDNN's."""
+"""Rows of a chain whose attention is computed at once, by torch's own products and by oneDNN's: a later tile sees more
+rows than an earlier one, and the scores of a tile stay near the processor."""
 
 
 @dataclass(frozen=True, slots=True)

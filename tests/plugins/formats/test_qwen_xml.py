@@ -289,10 +289,16 @@ def test_a_parameter_written_twice_is_no_second_parameter(take_apart, write_file
     ]
 
 
-def test_where_a_value_shows_an_open_parameter_that_is_still_to_come_it_ends(take_apart, write_file) -> None:
+def test_a_value_that_shows_an_open_parameter_inside_a_line_keeps_it(take_apart, write_file) -> None:
+    shown = "set <parameter=mode> to it"
+    read = take_apart(FORM, call(("path", "a"), ("content", shown)), [write_file])
+    assert read.done == [("write_file", {"path": "a", "content": shown})]
+
+
+def test_an_open_parameter_at_the_start_of_a_line_that_is_still_to_come_ends_the_value(take_apart, write_file) -> None:
     """The documented other side of reading calls without `</parameter>`."""
-    read = take_apart(FORM, call(("path", "a"), ("content", "set <parameter=mode> to it")), [write_file])
-    assert read.done == [("write_file", {"path": "a", "content": "set ", "mode": " to it"})]
+    read = take_apart(FORM, call(("path", "a"), ("content", "set\n<parameter=mode> to it")), [write_file])
+    assert read.done == [("write_file", {"path": "a", "content": "set", "mode": " to it"})]
 
 
 def test_a_function_that_is_not_offered_is_called_as_written(take_apart, write_file) -> None:
