@@ -54,12 +54,17 @@ bench: .venv/.bench
 	$(PIP) -e ".[bench]"
 	@touch $@
 
-e2e: .venv/.test .e2e/.hermes .e2e/.npm
+e2e: .venv/.test .e2e/.hermes .e2e/.tool-eval .e2e/.npm
 	$(BIN)/python -m pytest -m e2e tests/e2e
 
 .e2e/.hermes: tests/e2e/hermes.txt
 	$(PYTHON) -m venv --clear .e2e/hermes
 	.e2e/hermes/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) -r $<
+	@touch $@
+
+.e2e/.tool-eval: tests/e2e/tool_eval.txt
+	$(PYTHON) -m venv --clear .e2e/tool-eval
+	.e2e/tool-eval/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) -r $<
 	@touch $@
 
 # Without npm its clients are left out. Where CI is set, their tests fail then.

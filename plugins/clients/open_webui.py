@@ -8,7 +8,7 @@ tools, its `### Task:` requests and the summary that it puts before a compacted 
 Its side requests are one user message, not streamed, that begins `### Task:`: title, tags, follow-ups, compaction.
 
 * Finish reasons: any word ends the answer.
-* Calls come back as compact JSON, broken JSON as compact JSON (broken JSON byte for byte) included, with the error as the tool's result.
+* Calls come back as compact JSON; broken JSON byte for byte, with the error as the tool's result.
 * Reasoning does not come back, unless the connection's provider is set to `llama.cpp`; then it is `reasoning_content`
   on every assistant message. `<think>` tags are folded away only after the fact, so it is sent `reasoning_content`.
 * A regenerated answer is asked for with the very same request, without a flag.
