@@ -186,7 +186,7 @@ def cases() -> list[Case]:
 def format_named(name: str) -> AnswerFormat:
     part = Registry().load("formats", name)
     assert part is not None
-    made: AnswerFormat = part.build(with_defaults(part.options, {}))  # type: ignore[attr-defined]
+    made: AnswerFormat = part.build(with_defaults(part.options, {}))
     return made
 
 

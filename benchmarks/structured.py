@@ -347,9 +347,11 @@ def summary(results: Seq[Result]) -> dict[str, Any]:
     good = [result for result in results if not result.trouble]
     masks = [took for result in good for took in result.mask_us]
     compiles = [result.compile_us for result in good]
+    counts = {"schemas": len(good), "failed": len(results) - len(good)}
+    if not good:
+        return counts
     return {
-        "schemas": len(good),
-        "failed": len(results) - len(good),
+        **counts,
         "compile_ms_median": round(statistics.median(compiles) / 1e3, 2),
         "compile_ms_max": round(max(compiles) / 1e3, 1),
         "mask_us_median": round(statistics.median(masks), 1),

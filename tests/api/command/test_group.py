@@ -43,7 +43,6 @@ def test_help_imports_no_subcommand() -> None:
 LIGHT = [
     "plugins",
     "check scripted",
-    "check default",
     "explain server.port",
     "explain drafters",
     "explain fields",

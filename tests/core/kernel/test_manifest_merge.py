@@ -117,9 +117,9 @@ def test_a_parent_may_be_shipped_or_lie_in_another_folder(memory: Any, tmp_path:
     assert manifest.model is not None
     assert manifest.model.located is not None
     assert manifest.model.located.path == tmp_path / "base" / "weights.bin"
-    (tmp_path / "d.yaml").write_text("tandem: 1\nextends: scripted\nmodel: {plugin: tiny}\n")
+    (tmp_path / "d.yaml").write_text("tandem: 1\nextends: scripted\n")
     shipped = load_manifest(tmp_path / "d.yaml", sections={"server": {
-        "host": option("string", "H.", "x"), "port": option("integer", "P.", 1)}}, registry=memory())  # fmt: skip
+        "host": option("string", "H.", "x"), "port": option("integer", "P.", 1)}})  # fmt: skip
     assert shipped.section("server") == {"host": "127.0.0.1", "port": 8000}
     assert shipped.path == tmp_path / "d.yaml"
 

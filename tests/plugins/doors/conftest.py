@@ -21,28 +21,28 @@ from tandem.testing.server import serving
 CALL = "<tool_call>\n<function=look>\n<parameter=query>\n{query}\n</parameter>\n</function>\n</tool_call>"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def box() -> Iterator[Box]:
     """The scripted model behind both doors."""
     with Box(formats=["qwen_xml"], routes=["responses", "messages"]) as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def gpt(box: Box) -> Iterator[openai.OpenAI]:
     """OpenAI's own client, which tries nothing twice."""
     with openai.OpenAI(base_url=f"{box.url}/v1", api_key="none", max_retries=0, timeout=20) as client:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def claude(box: Box) -> Iterator[anthropic.Anthropic]:
     """Anthropic's own client, which tries nothing twice."""
     with anthropic.Anthropic(base_url=box.url, api_key="none", max_retries=0, timeout=20) as client:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def script() -> Callable[..., str]:
     """The text that makes the scripted model write these entries."""
 
@@ -52,7 +52,7 @@ def script() -> Callable[..., str]:
     return told
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def call() -> Callable[[str], str]:
     """A call of `look` as the scripted model's family writes it."""
     return lambda query: CALL.format(query=query)

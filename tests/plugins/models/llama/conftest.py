@@ -68,13 +68,13 @@ def smollm2_gguf() -> Path:
     return Path(spec.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def smollm2_source(smollm2_gguf: Path) -> GgufFile:
     """The file, opened once: its reader takes longer for the vocabulary than the model for its weights."""
     return GgufFile(smollm2_gguf)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def load_smollm2(smollm2_source: GgufFile) -> Callable[..., Any]:
     """`load_smollm2(**options)` builds SmolLM2-135M."""
 
@@ -84,9 +84,9 @@ def load_smollm2(smollm2_source: GgufFile) -> Callable[..., Any]:
     return load_smollm2
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def smollm2(load_smollm2: Callable[..., Any]) -> Any:
-    """SmolLM2-135M in float32, exact."""
+    """SmolLM2-135M in float32, exact. Given back after the tests of this folder: it is 650 MB."""
     return load_smollm2(dtype="float32", weights="dense")
 
 
