@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from functools import partial
 
 from tandem.api.app import build_app
 from tandem.api.command.progress import progress_bar
 from tandem.api.listening import CLOSING_S, DrainingServer, bind, serve_until_stopped, shown_host
 from tandem.core.engine.engine import Engine
+from tandem.core.engine.thread import ModelThread
 from tandem.core.kernel import Manifest, assemble
 
 STOPPED, CUT_OFF = 0, 1
@@ -26,9 +28,10 @@ def run(manifest: Manifest) -> int:
     _log_to_stderr()
     sockets = bind(options["host"], options["port"])
     try:
+        thread = ModelThread()
         with progress_bar() as progress:
-            platform = assemble(manifest, progress=progress)
-        engine = Engine(platform)
+            platform = thread.run(partial(assemble, manifest, progress=progress))
+        engine = Engine(platform, thread)
         try:
             app = build_app(platform, engine)
             engine.start()

@@ -87,7 +87,7 @@ class Peer(ABC):
         """One pass over `rows` more tokens with all their logits, behind the context `tokens`."""
         return None
 
-    def engine(self, prompt: str, drafter: bool) -> dict[str, float] | None:
+    def engine(self, prompt: str) -> dict[str, float] | None:
         """A whole answer through the engine: seconds a token, and how many tokens a pass gave."""
         return None
 
@@ -99,16 +99,28 @@ class Tandem(Peer):
         import torch
 
         from tandem.core.engine.options import SERVER_OPTIONS
+        from tandem.core.engine.thread import ModelThread
         from tandem.core.kernel import assemble, load_manifest
 
         torch.set_num_threads(threads)
-        manifest = {"tandem": 1, "extends": "default", "model": options}
-        self._platform = assemble(load_manifest(manifest, sections={"server": SERVER_OPTIONS}))
+        manifest = load_manifest({"tandem": 1, "extends": "default", **options}, sections={"server": SERVER_OPTIONS})
+        # Loaded, measured and served on one thread, as the server does it.
+        self._thread = ModelThread()
+        self._platform = self._thread.run(lambda: assemble(manifest))
         self._model: Any = self._platform.model
-        self._engines: dict[bool, Any] = {}
+        self._engine: Any = None
         self._context: tuple[list[int], Any] = ([], None)
 
     def read(self, tokens: Sequence[int]) -> float:
+        return self._thread.run(lambda: self._read(tokens))
+
+    def write(self, tokens: Sequence[int], count: int) -> float:
+        return self._thread.run(lambda: self._write(tokens, count))
+
+    def verify(self, tokens: Sequence[int], rows: int, repeats: int) -> float | None:
+        return self._thread.run(lambda: self._verify(tokens, rows, repeats))
+
+    def _read(self, tokens: Sequence[int]) -> float:
         sequence = self._model.new_sequence(len(tokens))
         start = time.perf_counter()
         self._fill(sequence, tokens)
@@ -116,7 +128,7 @@ class Tandem(Peer):
         sequence.close()
         return taken
 
-    def write(self, tokens: Sequence[int], count: int) -> float:
+    def _write(self, tokens: Sequence[int], count: int) -> float:
         from tandem.core.plugin import Block
 
         sequence, token, times = self._behind(tokens), 1, []
@@ -128,7 +140,7 @@ class Tandem(Peer):
             times.append(time.perf_counter() - start)
         return statistics.median(times)
 
-    def verify(self, tokens: Sequence[int], rows: int, repeats: int) -> float | None:
+    def _verify(self, tokens: Sequence[int], rows: int, repeats: int) -> float:
         from tandem.core.plugin import Block
 
         sequence, times = self._behind(tokens), []
@@ -140,11 +152,14 @@ class Tandem(Peer):
             sequence.commit(())
         return statistics.median(times)
 
-    def engine(self, prompt: str, drafter: bool) -> dict[str, float] | None:
+    def engine(self, prompt: str) -> dict[str, float] | None:
+        from tandem.core.engine.engine import Engine
         from tandem.core.engine.prompt import Prompt
         from tandem.core.engine.request import Generate
 
-        running = self._engine(drafter)
+        if self._engine is None:
+            self._engine = Engine(self._platform, self._thread)
+            self._engine.start()
         ids = Prompt(self._model).chat([{"role": "user", "content": prompt}])
         over = threading.Event()
         last: list[Any] = []
@@ -154,24 +169,13 @@ class Tandem(Peer):
             if hasattr(last[0], "stats"):
                 over.set()
 
-        running.submit(Generate(ids, ENGINE_ANSWER, cache=False), sink)
+        self._engine.submit(Generate(ids, ENGINE_ANSWER, cache=False), sink)
         over.wait()
         stats = last[0].stats
         return {
             "seconds_per_token": stats.decode_ms / 1e3 / max(1, stats.completion_tokens - 1),
             "tokens_per_pass": stats.completion_tokens / max(1, stats.rounds),
         }
-
-    def _engine(self, drafter: bool) -> Any:
-        from tandem.core.engine.engine import Engine
-
-        if drafter not in self._engines:
-            engine = Engine(self._platform)
-            if not drafter:
-                engine._openers = []
-            engine.start()
-            self._engines[drafter] = engine
-        return self._engines[drafter]
 
     def _fill(self, sequence: Any, tokens: Sequence[int]) -> None:
         from tandem.core.plugin import Block
@@ -391,24 +395,24 @@ def compare(workers: list[Worker], rounds: int) -> list[dict[str, Any]]:
     return table
 
 
-def drafted(worker: Worker, rounds: int) -> list[dict[str, Any]]:
+def drafted(plain: Worker, lookup: Worker, rounds: int) -> list[dict[str, Any]]:
     """Answers through Tandem's engine, with and without drafts."""
     table = []
     for name, prompt in PROMPTS.items():
-        taken: dict[bool, list[dict[str, float]]] = {False: [], True: []}
+        runs: list[tuple[dict[str, float], dict[str, float]]] = []
         for turn in range(rounds + 1):
-            for drafter in (False, True):
-                result = worker.ask("engine", prompt, drafter)
-                if turn:
-                    taken[drafter].append(result)
-        plain, looked = ([run["seconds_per_token"] for run in taken[drafter]] for drafter in (False, True))
+            pair = plain.ask("engine", prompt), lookup.ask("engine", prompt)
+            if turn:
+                runs.append(pair)
         table.append(
             {
                 "": f"engine, {name}",
-                "plain tokens/s": round(1 / statistics.median(plain), 1),
-                "lookup tokens/s": round(1 / statistics.median(looked), 1),
-                "tokens a pass": round(statistics.median(run["tokens_per_pass"] for run in taken[True]), 2),
-                "times faster": round(statistics.median(p / d for p, d in zip(plain, looked, strict=True)), 2),
+                "plain tokens/s": round(1 / statistics.median(p["seconds_per_token"] for p, _ in runs), 1),
+                "lookup tokens/s": round(1 / statistics.median(d["seconds_per_token"] for _, d in runs), 1),
+                "tokens a pass": round(statistics.median(d["tokens_per_pass"] for _, d in runs), 2),
+                "times faster": round(
+                    statistics.median(p["seconds_per_token"] / d["seconds_per_token"] for p, d in runs), 2
+                ),
             }
         )
     return table
@@ -450,19 +454,27 @@ def main() -> None:
             print(f"{name} is not installed; it is left out")
         else:
             peers.append(name)
+    model = {"weights": given.weights, "dtype": given.dtype}
     options: dict[str, dict[str, Any]] = {
-        "tandem": {"weights": given.weights, "dtype": given.dtype},
+        "tandem": {"model": model},
         "transformers": {"dtype": given.transformers_dtype},
     }
     print(f"{processor()}, {given.threads} threads, Python {machine.python_version()}, {machine.system()}")
     workers = [Worker(name, given.threads, options.get(name, {})) for name in peers]
     table = compare(workers, given.rounds)
     show(table)
-    answers = [row for worker in workers if worker.name == "tandem" for row in drafted(worker, given.rounds)]
-    if answers:
-        show(answers)
     for worker in workers:
         worker.close()
+    answers: list[dict[str, Any]] = []
+    if "tandem" in peers:
+        # In processes of their own: the engine's thread must be the only one that computes there.
+        engines = [
+            Worker("tandem", given.threads, {"model": model, **more}) for more in ({"drafters": {"lookup": False}}, {})
+        ]
+        answers = drafted(*engines, given.rounds)
+        show(answers)
+        for worker in engines:
+            worker.close()
     if given.json:
         given.json.write_text(json.dumps({"model": table, "engine": answers}, indent=2) + "\n")
 

@@ -19,6 +19,7 @@ from tandem.core.engine.drafts import Drafts, Opener
 from tandem.core.engine.generation import Generation, Phase
 from tandem.core.engine.request import Event, Failed, Finished, Generate, Refused, Sink, Stats
 from tandem.core.engine.round import run_round
+from tandem.core.engine.thread import ModelThread
 from tandem.core.kernel import Platform
 from tandem.core.plugin import RequestEvent
 
@@ -59,7 +60,8 @@ class Job:
 class Engine:
     """Owns the model. One thread runs it; `submit`, `cancel`, `drain` and `snapshot` may be called from any other."""
 
-    def __init__(self, platform: Platform) -> None:
+    def __init__(self, platform: Platform, thread: ModelThread | None = None) -> None:
+        """`thread` is where the model was loaded; a model that computes in parallel should run on the same one."""
         options = platform.manifest.section("server")
         self.model = platform.model
         self.parallel: int = options["parallel"]
@@ -72,7 +74,7 @@ class Engine:
         self._changed = threading.Condition()
         self._draining = False
         self._stopping = False
-        self._thread: threading.Thread | None = None
+        self._thread = thread or ModelThread()
         self._totals: dict[str, float] = {}
         self.caches = CacheStack([], self._fail_cache)
         self._openers: list[Opener] = []
@@ -97,15 +99,17 @@ class Engine:
     # ------------------------------------------------------------------------------------------- from outside
 
     def start(self) -> None:
-        """Measure the verify prices if there is a drafter to need them, and start the thread."""
+        """Measure the verify prices if there is a drafter to need them, and begin to serve."""
+        self._thread.run(self._prepare)
+        self._thread.post(self._run)
+
+    def _prepare(self) -> None:
         if self._options["torch_threads"]:
             torch.set_num_threads(self._options["torch_threads"])
         if self.model is not None and self._openers:
             with torch.inference_mode():
                 self._prices = Prices.measured(self.model)
             self._chooser = PricedChooser(self._prices)
-        self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
-        self._thread.start()
 
     def submit(self, request: Generate, sink: Sink) -> Job:
         """Queue a request. Raises Refused when there is no room, no model, or the engine is draining."""
@@ -143,8 +147,7 @@ class Engine:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.close()
 
     def snapshot(self) -> dict[str, Any]:
         """Counters and sizes for `/health` and `/metrics`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,6 +16,7 @@ from tandem.api.app import build_app
 from tandem.api.host import ServedHost
 from tandem.core.engine.engine import Engine
 from tandem.core.engine.options import SERVER_OPTIONS
+from tandem.core.engine.thread import ModelThread
 from tandem.core.kernel import assemble, load_manifest
 from tandem.core.kernel.layers import PART_SECTIONS
 from tandem.core.kernel.yaml12 import parse
@@ -50,9 +52,11 @@ class Box:
         )
         self._life = ExitStack()
         try:
-            self.platform = assemble(checked)
+            thread = ModelThread()
+            self._life.callback(thread.close)
+            self.platform = thread.run(partial(assemble, checked))
             self._life.callback(self.platform.close)
-            self.engine = Engine(self.platform)
+            self.engine = Engine(self.platform, thread)
             self.app = build_app(self.platform, self.engine)
             self.engine.start()
             self.url = self._life.enter_context(serving(self.app))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -22,11 +23,23 @@ def load(checkpoint: Checkpoint, options: Options, progress: Progress) -> LlamaM
 
 
 def from_source(source: Source, options: Options, progress: Progress) -> LlamaModel:
-    storage = Storage.choose(source, options)
-    tokenizer = source.tokenizer()
-    with torch.inference_mode():
-        network = Network(storage, progress)
-    return LlamaModel(source, storage, tokenizer, network)
+    """Load in a thread that ends with it; `progress` is called there.
+
+    Each thread that computes keeps OpenMP helpers of its own for good. As soon as the process has more of them than
+    cores, all of them sleep between two operations instead of waiting awake, and to wake them takes longer than one
+    operation of a decode step: SmolLM2's took 13 ms instead of 5 where the main thread had loaded the model and another
+    one ran it (2 cores). So nothing of the loading stays behind, and one thread should do all the computing.
+    """
+
+    def work() -> LlamaModel:
+        storage = Storage.choose(source, options)
+        tokenizer = source.tokenizer()
+        with torch.inference_mode():
+            network = Network(storage, progress)
+        return LlamaModel(source, storage, tokenizer, network)
+
+    with ThreadPoolExecutor(1, "tandem-llama-load") as loader:
+        return loader.submit(work).result()
 
 
 class LlamaModel:

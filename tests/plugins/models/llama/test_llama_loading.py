@@ -303,6 +303,25 @@ def test_loading_reports_its_progress(tiny_folder: Path) -> None:
     assert told[-1][1] == told[-1][2] == 2
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
+def test_loading_leaves_no_thread_behind(tiny_folder: Path) -> None:
+    """Helpers that the loading thread kept would slow down every pass that another thread runs."""
+    code = (
+        "import os, sys, time, torch; from pathlib import Path; from tandem.core.plugin import Checkpoint\n"
+        "from tandem.core.plugin.part import with_defaults; from tandem.plugins.models.llama import OPTIONS, build\n"
+        "def threads(): return len(os.listdir('/proc/self/task'))\n"
+        "torch.set_num_threads(2); before = threads()\n"
+        "model = build(Checkpoint(Path(sys.argv[1]), ''), with_defaults(OPTIONS, {}), lambda *told: None)\n"
+        "until = time.monotonic() + 10\n"  # a helper ends a moment after its thread
+        "while threads() > before and time.monotonic() < until: time.sleep(0.01)\n"
+        "print(before, threads()); torch.ones(10**7).sum(); print(threads())"
+    )
+    command = [sys.executable, "-c", code, str(tiny_folder)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    before, after, computed_here = map(int, found)
+    assert before == after < computed_here
+
+
 def test_the_chat_template_and_its_tokens_come_from_the_folder(folder: Path, load: Any) -> None:
     assert load(folder).template is None
     config = {
