@@ -13,6 +13,7 @@ MANIFEST ?= default
 HOST ?=
 PORT ?=
 PIP_ARGS ?=
+PYTEST_ARGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt $(PIP_ARGS)
@@ -55,7 +56,7 @@ bench: .venv/.bench
 	@touch $@
 
 e2e: .venv/.test .e2e/.hermes .e2e/.tool-eval .e2e/.npm
-	$(BIN)/python -m pytest -m e2e tests/e2e
+	$(BIN)/python -m pytest -m e2e $(PYTEST_ARGS) tests/e2e
 
 .e2e/.hermes: tests/e2e/hermes.txt
 	$(PYTHON) -m venv --clear .e2e/hermes

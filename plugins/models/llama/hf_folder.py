@@ -105,10 +105,10 @@ class HfFolder(Source):
         if (self.path / WEIGHTS).is_file():
             names = [WEIGHTS]
         elif (self.path / INDEX).is_file():
-            self._map = read_json(self.path / INDEX).get("weight_map")
-            if not isinstance(self._map, dict):
+            weight_map = read_json(self.path / INDEX).get("weight_map")
+            if not isinstance(weight_map, dict):
                 raise ModelError(f"{self.path / INDEX}: there is no weight_map; it must name the file of each tensor")
-            names = sorted(set(self._map.values()))
+            names = sorted(set(weight_map.values()))
         else:
             raise ModelError(
                 f"{self.path}: this directory has no {WEIGHTS} and no {INDEX}; "
