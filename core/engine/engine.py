@@ -74,7 +74,7 @@ class Engine:
         self._changed = threading.Condition()
         self._draining = False
         self._stopping = False
-        self._thread = thread or ModelThread()
+        self._thread = thread
         self._totals: dict[str, float] = {}
         self.caches = CacheStack([], self._fail_cache)
         self._openers: list[Opener] = []
@@ -100,6 +100,7 @@ class Engine:
 
     def start(self) -> None:
         """Measure the verify prices if there is a drafter to need them, and begin to serve."""
+        self._thread = self._thread or ModelThread()
         self._thread.run(self._prepare)
         self._thread.post(self._run)
 
@@ -147,7 +148,8 @@ class Engine:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self._thread.close()
+        if self._thread is not None:
+            self._thread.close()
 
     def snapshot(self) -> dict[str, Any]:
         """Counters and sizes for `/health` and `/metrics`."""
