@@ -67,9 +67,9 @@ class HfFolder(Source):
                 f"{self.path}: there is no tokenizer.json; a tokenizer in another format must be converted to it "
                 "(transformers writes it with `save_pretrained`)"
             )
-        eos = self._optional_json("generation_config.json").get("eos_token_id") or self._eos or []
-        end = self.template_vars.get("eos_token")
-        return from_file(path, self.config.vocab_size, [eos] if isinstance(eos, int) else list(eos), end)
+        eos = self._optional_json("generation_config.json").get("eos_token_id", self._eos)
+        eos_ids = [eos] if isinstance(eos, int) else eos or []
+        return from_file(path, self.config.vocab_size, eos_ids, self.template_vars.get("eos_token"))
 
     # ------------------------------------------------------------------------------------------------ texts
 

@@ -343,7 +343,9 @@ def test_the_ends_are_those_of_the_generation_config_and_the_tokenizer(
     folder: Path, change: Callable[..., Path], load: Any
 ) -> None:
     (folder / "generation_config.json").unlink(missing_ok=True)
-    assert load(change(eos_token_id=2)).tokenizer.eos_ids == {2}
+    assert load(change(eos_token_id=None)).tokenizer.eos_ids == set()
+    assert load(change(eos_token_id=0)).tokenizer.eos_ids == {0}
+    assert load(change(eos_token_id=[2, 3])).tokenizer.eos_ids == {2, 3}
     (folder / "generation_config.json").write_text('{"eos_token_id": [0, 5, 9999]}')
     assert load(folder).tokenizer.eos_ids == {0, 5}
     (folder / "tokenizer_config.json").write_text('{"eos_token": "<|start|>"}')
