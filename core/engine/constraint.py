@@ -61,7 +61,7 @@ class Constraint(Protocol):
 def json_schema_grammar(schema: Any) -> str:
     """A grammar for the documents that fit a JSON Schema. Raises ConstraintError naming the place."""
     check_schema(schema)
-    return f"start: /{LEADING}/ %json {json.dumps(_with_blanks(schema))}"
+    return f"start: /{LEADING}/ %json {json.dumps(_with_blanks(_without_unknown_formats(schema)))}"
 
 
 def json_object_grammar() -> str:
@@ -156,6 +156,26 @@ def _resolve(root: Mapping[str, Any], reference: str) -> Any:
         else:
             raise ConstraintError(f"the reference {reference} leads nowhere", reference)
     return node
+
+
+KNOWN_FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
+"""The `format`s that llguidance enforces."""
+VALUES = frozenset(("const", "enum", "default", "examples"))
+"""Keywords that hold values, not schemas."""
+
+
+def _without_unknown_formats(schema: Any) -> Any:
+    """The schema without the formats that nothing here can enforce (`int32`, `uri-reference`, ...): by the standard a
+    format is an annotation, so it does not make a schema unusable."""
+    if isinstance(schema, list):
+        return [_without_unknown_formats(part) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: value if key in VALUES else _without_unknown_formats(value)
+        for key, value in schema.items()
+        if not (key == "format" and isinstance(value, str) and value not in KNOWN_FORMATS)
+    }
 
 
 def _with_blanks(schema: Any) -> Any:

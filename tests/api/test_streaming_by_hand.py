@@ -85,9 +85,9 @@ def test_a_long_prefill_tells_its_progress_at_most_once_a_second(
 
 def test_a_failure_before_the_first_byte_is_a_status(hand: Hand, ask: Any) -> None:
     server = hand()
-    for streamed in (True, False):
+    for number, streamed in enumerate((True, False)):
         response = ask(server, stream=streamed)
-        server.engine.job(len(server.engine.jobs)).send(Failed("the model failed: boom", Stats()))
+        server.engine.job(number).send(Failed("the model failed: boom", Stats()))
         assert response.result().status_code == 500
         assert response.result().json()["error"]["message"] == "the model failed: boom"
         assert response.result().headers["x-tandem-client"] == "plain"

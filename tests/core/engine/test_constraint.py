@@ -156,6 +156,22 @@ def test_recursion_through_values_is_fine() -> None:
     assert write(GRAMMARS.single(json_schema_grammar(tree)), wish) == wish
 
 
+@pytest.mark.parametrize("name", ["int32", "double", "uri-reference", "password", "made-up"])
+def test_a_format_that_nothing_can_enforce_is_an_annotation(name: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "format": name}}, "required": ["a"]}
+    assert write(GRAMMARS.single(json_schema_grammar(schema)), '{"a": "x"}') == '{"a": "x"}'
+
+
+def test_a_property_or_a_value_called_format_is_left_alone() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"format": {"enum": ["int32", {"format": "int32"}]}},
+        "required": ["format"],
+    }
+    for wish in ('{"format": "int32"}', '{"format": {"format": "int32"}}'):
+        jsonschema.validate(json.loads(write(GRAMMARS.single(json_schema_grammar(schema)), wish)), schema)
+
+
 def test_too_large_a_schema_is_refused() -> None:
     with pytest.raises(ConstraintError, match="characters"):
         check_schema({"enum": ["x" * 300_000]})

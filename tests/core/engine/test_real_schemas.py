@@ -35,7 +35,7 @@ SCHEMAS: dict[str, Any] = BENCHMARK.schemas()
 BEYOND = {
     "tandem.ChatRequest": "propertyNames",
     "json-schema.4": "dependencies",
-    "json-schema.7": "uri-reference",
+    "json-schema.7": "uniqueItems",
     "json-schema.202012": "is not inside this schema",
 }
 """What can't be compiled, and the word that says why."""
