@@ -339,7 +339,7 @@ class Worker:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            sys.exit(f"The process of {self.name} ended; its own words are above.")
+            sys.exit(f"The process of {self.name} ended with {self._process.wait()}; its own words are above.")
         return json.loads(line)
 
 
