@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from tandem.api.command.manifests import read_manifest, reported, set_option
+
 PROMPTS = (
     "The history of the lighthouse begins long before electric light. The first keepers",
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
@@ -20,7 +22,7 @@ PROMPTS = (
 
 @click.command("verify-exactness")
 @click.argument("manifest", default="default")
-@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change one manifest value.")
+@set_option
 @click.option("--tokens", default=48, show_default=True, help="How many tokens each run writes.")
 @click.option("--tie-nats", type=float, help="The largest lead (nats) that counts as a near tie. [default: 0.125]")
 @click.option(
@@ -39,15 +41,14 @@ def verify_command(
     from rich.console import Console
     from rich.table import Table
 
-    from tandem.api.command.manifests import read_manifest
     from tandem.api.command.progress import progress_bar
     from tandem.core.engine.exactness import TIE_NATS, verify
     from tandem.core.kernel import assemble
 
     gap = TIE_NATS if tie_nats is None else tie_nats
     console = Console()
-    with progress_bar() as progress:
-        platform = assemble(read_manifest(manifest, list(overrides)), progress=progress)
+    with reported(), progress_bar() as progress:
+        platform = assemble(read_manifest(manifest, overrides), progress=progress)
     if platform.model is None:
         raise click.ClickException(f"the manifest `{manifest}` has no model section, so there is nothing to verify")
     texts = [line for line in file.read_text().splitlines() if line.strip()] if file else list(PROMPTS)

@@ -53,17 +53,6 @@ class CacheStack:
     def stats(self) -> dict[str, Mapping[str, float]]:
         return {name: self._guard(name, tier, tier.stats, {}) for name, tier in list(self._tiers)}
 
-    def clear(self) -> None:
-        for name, tier in list(self._tiers):
-            self._guard(name, tier, tier.clear, None)
-
-    def check(self) -> list[str]:
-        """Broken invariants of all tiers, each with the tier's name."""
-        problems: list[str] = []
-        for name, tier in list(self._tiers):
-            problems += [f"{name}: {problem}" for problem in self._guard(name, tier, tier.check, [])]
-        return problems
-
     def _guard(self, name: str, tier: CacheTier, call: Callable[[], Any], otherwise: T) -> Any | T:
         try:
             return call()

@@ -95,7 +95,8 @@ class Prices:
 
     def report(self) -> dict[int, dict[int, float]]:
         """Context class -> rows -> milliseconds."""
-        return {c: {r: round(s * 1e3, 3) for r, s in sorted(t.items())} for c, t in self._tables.items()}
+        tables = list(self._tables.items())  # the engine's thread may add one meanwhile
+        return {c: {r: round(s * 1e3, 3) for r, s in sorted(t.items())} for c, t in tables}
 
 
 class PricedChooser:

@@ -14,7 +14,17 @@ from tandem.core.conductor import Watch
 from tandem.core.engine.caches import CacheStack
 from tandem.core.engine.drafting import MAX_NODES, Chooser
 from tandem.core.engine.drafts import Drafts
-from tandem.core.engine.request import Event, Failed, Finished, Generate, Piece, PrefillProgress, Stats
+from tandem.core.engine.request import (
+    Channel,
+    Event,
+    Failed,
+    Finished,
+    Generate,
+    Piece,
+    PrefillProgress,
+    Stats,
+    TokenLogprob,
+)
 from tandem.core.engine.sampling import Sampler
 from tandem.core.engine.steering import Steering
 from tandem.core.plugin import (
@@ -252,12 +262,12 @@ class Generation:
         """Rows that the sequence can still take."""
         return self._max_len - self.sequence.length
 
-    def _accept(self, token: int, logprob: object = None) -> None:
+    def _accept(self, token: int, logprob: TokenLogprob | None = None) -> None:
         """The token is part of the text now."""
         self.output.append(token)
         self.sampler.push(token)
         self._steering.accept(token)
-        self.events.extend(self._answer.feed(token, logprob))  # type: ignore[arg-type]
+        self.events.extend(self._answer.feed(token, logprob))
 
     def _ended_by_text(self) -> bool:
         return self._answer.stopped is not None or len(self.output) >= self.request.max_tokens
@@ -270,7 +280,8 @@ class Generation:
         elif len(self.output) >= self.request.max_tokens or self._room() < 1:
             self._finish("length", "max_tokens")
         elif self._watch is not None and self._watch.wants(SafePoint.SP1):
-            new = "".join(event.text for event in self.events if isinstance(event, Piece))
+            pieces = (event for event in self.events if isinstance(event, Piece) and event.channel is Channel.CONTENT)
+            new = "".join(piece.text for piece in pieces)
             self._give_up_at(SafePoint.SP1, BlockEvent(self._answer.text, new, len(self.output)))
         return self.phase is Phase.DONE
 
@@ -293,7 +304,8 @@ class Generation:
         if act is None:
             return False
         name, action = act
-        self.events.extend(self._answer.end())
+        if point is not SafePoint.SP2:  # there the answer has ended already
+            self.events.extend(self._answer.end(cut=True))
         if action.text:
             self.events.append(self._answer.add(action.text))
         self._close(Finished("stop", self.final_stats(), f"rule:{name}"))

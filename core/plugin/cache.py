@@ -32,7 +32,7 @@ class Match:
 
 
 class CacheTier(Protocol):
-    """One store of sequence states. All calls come from the engine's thread."""
+    """One store of sequence states. Calls come from the engine's thread; `stats` may come from any."""
 
     def lookup(self, tokens: Seq[int]) -> Match | None:
         """The longest stored prefix of `tokens`, every stored token compared with the prompt's."""

@@ -38,11 +38,11 @@ class BlockEvent:
     """A block of tokens was just accepted."""
 
     answer: str
-    """All text written so far, this block included."""
+    """The answer's text so far, this block included; reasoning and calls are not in it."""
     new: str
-    """The text that this block added."""
+    """What this block added to it."""
     tokens: int
-    """Tokens generated so far."""
+    """Tokens generated so far, reasoning included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class FinishEvent:
     answer: str
     tokens: int
     reason: str
-    """`stop` or `length`."""
+    """`stop`, `length` or `tool_calls`."""
 
 
 Event = RequestEvent | BlockEvent | FinishEvent

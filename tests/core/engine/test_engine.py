@@ -13,6 +13,7 @@ from tandem.core.engine.engine import Engine
 from tandem.core.engine.options import SERVER_OPTIONS
 from tandem.core.engine.request import (
     Calls,
+    Channel,
     Event,
     Failed,
     Finished,
@@ -22,6 +23,7 @@ from tandem.core.engine.request import (
     Refused,
     Sampling,
     SharedPrompt,
+    Thinking,
 )
 from tandem.core.plugin import Action, BlockEvent, DraftTree, FinishEvent, Match, Moment, Rule, SafePoint
 from tandem.core.plugin.part import with_defaults
@@ -527,3 +529,17 @@ def test_a_parser_that_raises_ends_its_own_answer_alone(engines: Any) -> None:
     assert "parsed too far" in failed.message
     assert isinstance(finished, Finished)
     assert finished.stats.completion_tokens == 20
+
+
+def test_a_rule_reads_the_answer_without_the_reasoning(engines: Any) -> None:
+    platform = FakePlatform(ToyModel(**LONG))
+    seen: list[BlockEvent] = []
+    platform.rules = [(Rule("look", at=SafePoint.SP1, check=lambda e, t, s: seen.append(e)), {})]
+    thinking = Thinking(("jj", "kk"), True, 4, (11, 11))  # "kk" is written when the budget is spent
+    client, _ = ask(engines(platform), max_tokens=12, thinking=thinking)
+    client.wait()
+    content = "".join(e.text for e in client.got if isinstance(e, Piece) and e.channel is Channel.CONTENT)
+    assert seen[0].answer == seen[0].new == ""
+    assert content.startswith(seen[-1].answer)
+    assert "".join(event.new for event in seen) == seen[-1].answer
+    assert seen[-1].answer, "no answer was seen, so nothing was proven"
