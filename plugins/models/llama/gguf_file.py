@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from tandem.plugins.models.llama.tokenizer import TextTokenizer
+    from tandem.plugins.models._hf.tokenizer import TextTokenizer
 
 MAGIC = b"GGUF"
 GLOBAL_NAMES = {
@@ -105,7 +105,7 @@ class GgufFile(Source):
         return name == DIVISORS and self._shapes[name] == (self.config.head_dim // 2,)
 
     def tokenizer(self) -> TextTokenizer:
-        from tandem.plugins.models.llama.tokenizer import from_gguf_fields
+        from tandem.plugins.models._hf.tokenizer import from_gguf_fields
 
         return from_gguf_fields(self._fields, self.config.vocab_size, self.path)
 

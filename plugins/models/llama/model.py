@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from tandem.core.plugin import Block, Caps, Checkpoint, DraftSession, Options, Progress
+from tandem.plugins.models._hf.tokenizer import TextTokenizer
 from tandem.plugins.models.llama.attention import depths
 from tandem.plugins.models.llama.network import Network, Rows
 from tandem.plugins.models.llama.sequence import KVSequence
 from tandem.plugins.models.llama.source import Source, open_source
 from tandem.plugins.models.llama.storage import Storage
-from tandem.plugins.models.llama.tokenizer import TextTokenizer
 
 
 def load(checkpoint: Checkpoint, options: Options, progress: Progress) -> LlamaModel:

@@ -14,7 +14,7 @@ from tandem.plugins.models.llama.config import LlamaConfig
 if TYPE_CHECKING:
     import torch
 
-    from tandem.plugins.models.llama.tokenizer import TextTokenizer
+    from tandem.plugins.models._hf.tokenizer import TextTokenizer
 
 FLOAT_FORMATS = ("F64", "F32", "F16", "BF16")
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tandem.plugins.models._hf.tokenizer import TextTokenizer, from_file, from_gguf_fields
 from tandem.plugins.models.llama.gguf_file import GgufFile
-from tandem.plugins.models.llama.tokenizer import TextTokenizer, from_file, from_gguf_fields
 
 SCRIPTS = {
     "latin": (0x41, 0x17F), "greek": (0x391, 0x3C9), "cyrillic": (0x410, 0x44F), "hebrew": (0x5D0, 0x5EA),
