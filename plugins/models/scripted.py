@@ -48,7 +48,8 @@ VALUE
 </function>
 </tool_call><|end|>{% endif -%}
 {%- for message in messages -%}
-<|{{ message.role }}|>{{ message.content or "" }}
+<|{{ message.role }}|>{% if message.role == "assistant" %}{{ message.content or "" }}
+{%- else %}{{ (message.content or "") | replace("<|", "<\\\\u007c") }}{% endif -%}
 {%- for call in message.tool_calls or [] %}<tool_call>
 <function={{ call.function.name }}>
 {% for key, value in call.function.arguments | items %}<parameter={{ key }}>
@@ -69,7 +70,10 @@ VALUE
 {% endif -%}
 {%- endif -%}
 """
-"""A turn is opened inside the reasoning when the script closes it, or when the request turns thinking on."""
+"""A turn is opened inside the reasoning when the script closes it, or when the request turns thinking on.
+
+A mark in a message's text is no mark: it is written as JSON escapes it, which a script reads as the same text.
+"""
 
 
 TOLD = ("script", "turns")
