@@ -17,7 +17,7 @@ from tandem.api.images.keeping import Keeping
 from tandem.api.images.limits import Limits
 from tandem.api.images.parts import ImagePart, find_images, replaced
 from tandem.api.readers import shown
-from tandem.core.engine.vision import ImageProcessor, Picture
+from tandem.core.plugin.vision import ImageProcessor, Picture
 
 LEFT_OUT_HEADER = "X-Tandem-Images-Left-Out"
 """The response header that says how many images were left out, when any were."""

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import logging
+import time
 import traceback
 from collections.abc import Callable, Sequence as Seq
 from typing import TypeVar
 
-from tandem.core.plugin import DraftSession, DraftTree
+from tandem.core.plugin import DraftSession, DraftStart, DraftTree, TreeChooser
 
 log = logging.getLogger("tandem.drafting")
 T = TypeVar("T")
-Opener = tuple[str, Callable[[], DraftSession]]
+Opener = tuple[str, Callable[[DraftStart], DraftSession]]
 Fail = Callable[[str, str], None]
 
 
 class Drafts:
-    """The open sessions, by drafter. `fail(name, reason)` is told when one raised."""
+    """The sessions, by drafter. `fail(name, reason)` is told when one raised."""
 
     def __init__(self, openers: Seq[Opener] = (), fail: Fail = lambda name, reason: None) -> None:
+        self._openers = openers
         self._fail = fail
         self._sessions: dict[str, DraftSession] = {}
-        for name, opener in openers:
-            session = self._guarded(name, opener, None)
+
+    def open(self, start: DraftStart) -> None:
+        """Open the sessions. Before this there are none."""
+        for name, opener in self._openers:
+            session = self._guarded(name, lambda opener=opener: opener(start), None)  # type: ignore[misc]
             if session is not None:
                 self._sessions[name] = session
 
@@ -34,14 +39,24 @@ class Drafts:
         for name, session in list(self._sessions.items()):
             self._guarded(name, lambda session=session: session.extend(tokens), None)  # type: ignore[misc]
 
-    def propose(self, root: int, limit: int) -> list[DraftTree]:
-        """The trees of all drafters that have something to say, those with a node out of place left out."""
+    def propose(self, root: int, limit: int, chooser: TreeChooser, context: int) -> list[DraftTree]:
+        """The trees of all drafters that the chooser wants and that have something to say."""
         trees = []
         for name, session in list(self._sessions.items()):
+            if not chooser.wants(name, context):
+                continue
+            start = time.perf_counter()
             tree = self._guarded(name, lambda session=session: _checked(session.propose(root, limit), limit), None)  # type: ignore[misc]
+            chooser.drafted(name, tree, time.perf_counter() - start)
             if tree:
                 trees.append(tree)
         return trees
+
+    def close(self) -> None:
+        """The generation is over. Safe to call twice."""
+        for name, session in list(self._sessions.items()):
+            self._guarded(name, session.close, None)
+        self._sessions.clear()
 
     def _guarded(self, name: str, call: Callable[[], T], otherwise: T) -> T:
         try:

@@ -14,14 +14,14 @@ import torch
 
 from tandem.core.conductor import Journal, Supervisor
 from tandem.core.engine.caches import CacheStack
-from tandem.core.engine.drafting import PricedChooser, Prices
+from tandem.core.engine.drafting import FixedCutting
 from tandem.core.engine.drafts import Drafts, Opener
 from tandem.core.engine.generation import Generation, Phase
 from tandem.core.engine.request import Event, Failed, Finished, Generate, Refused, Sink, Stats
 from tandem.core.engine.round import run_round
 from tandem.core.engine.thread import ModelThread
 from tandem.core.kernel import Platform
-from tandem.core.plugin import RequestEvent
+from tandem.core.plugin import Choosing, RequestEvent
 
 log = logging.getLogger("tandem.engine")
 
@@ -78,16 +78,12 @@ class Engine:
         self._totals: dict[str, float] = {}
         self.caches = CacheStack([], self._fail_cache)
         self._openers: list[Opener] = []
-        self._chooser: PricedChooser | None = None
-        self._prices: Prices | None = None
+        self._choosing: Choosing = FixedCutting()
         self._supervisor = Supervisor(
             [(active.part, active.options) for active in platform.active("rules")],
             self.journal,
             lambda name, reason: platform.fail("rules", name, reason),
         )
-        if self.model is not None:
-            self.caches = CacheStack(platform.build("caches", self.model), self._fail_cache)
-            self._openers = platform.build("drafters", self.model)
 
     @property
     def max_len(self) -> int:
@@ -99,7 +95,7 @@ class Engine:
     # ------------------------------------------------------------------------------------------- from outside
 
     def start(self) -> None:
-        """Measure the verify prices if there is a drafter to need them, and begin to serve."""
+        """Build the parts that work with the model, and begin to serve. Raises StartError when a required one fails."""
         self._thread = self._thread or ModelThread()
         self._thread.run(self._prepare)
         self._thread.post(self._run)
@@ -107,10 +103,13 @@ class Engine:
     def _prepare(self) -> None:
         if self._options["torch_threads"]:
             torch.set_num_threads(self._options["torch_threads"])
-        if self.model is not None and self._openers:
-            with torch.inference_mode():
-                self._prices = Prices.measured(self.model)
-            self._chooser = PricedChooser(self._prices)
+        if self.model is None:
+            return
+        with torch.inference_mode():
+            self.caches = CacheStack(self._platform.build("caches", self.model), self._fail_cache)
+            self._openers = self._platform.build("drafters", self.model)
+            if self._openers and (choosers := self._platform.build("choosers", self.model)):
+                self._choosing = choosers[0][1]
 
     def submit(self, request: Generate, sink: Sink) -> Job:
         """Queue a request. Raises Refused when there is no room, no model, or the engine is draining."""
@@ -149,6 +148,7 @@ class Engine:
             self._stopping = True
             self._changed.notify_all()
         if self._thread is not None:
+            self._thread.post(self._choosing.close)
             self._thread.close()
 
     def snapshot(self) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class Engine:
             "draining": self._draining,
             "totals": totals,
             "caches": {name: dict(stats) for name, stats in self.caches.stats().items()},
-            "verify_prices_ms": self._prices.report() if self._prices else {},
+            "speculation": dict(self._choosing.report()),
         }
 
     # ------------------------------------------------------------------------------------------- on the thread
@@ -236,7 +236,7 @@ class Engine:
                 max_len=self.max_len,
                 caches=self.caches,
                 drafts=Drafts(self._openers, self._fail_drafter),
-                chooser=self._chooser,
+                chooser=self._choosing.open(),
                 watch=self._supervisor.begin(event),
             )
 
@@ -247,7 +247,7 @@ class Engine:
             return
         assert self.model is not None
         try:
-            run_round(self.model, [g for g in generations if g.phase is not Phase.DONE], self._prices)
+            run_round(self.model, [g for g in generations if g.phase is not Phase.DONE])
         except Exception as error:
             log.exception("a forward pass failed; the requests in it end with an error")
             for generation in generations:

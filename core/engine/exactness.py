@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tandem.core.engine.drafting import TakeAll
+from tandem.core.engine.drafting import FixedCut
 from tandem.core.engine.drafts import Drafts, Opener
 from tandem.core.engine.generation import Generation, Phase
 from tandem.core.engine.request import Generate, Sampling
@@ -121,6 +121,9 @@ class WrongDraft:
             spine = tree.add(truth, spine, q) if right and truth is not None else side
         return tree if len(tree) else None
 
+    def close(self) -> None:
+        return
+
     def _other_than(self, truth: int | None) -> int:
         token = self._random.randrange(self._vocab)
         return token if token != truth else (token + 1) % self._vocab
@@ -146,8 +149,8 @@ def verify(
     vocab = model.tokenizer.vocab_size
     ways: dict[str, Opening] = {
         "plain round": lambda reference: Drafts(),
-        "always wrong": lambda reference: Drafts([("wrong", lambda: WrongDraft(reference.tokens, 0.0, vocab, 1))]),
-        "half right": lambda reference: Drafts([("half", lambda: WrongDraft(reference.tokens, 0.5, vocab, 2))]),
+        "always wrong": _guessing(0.0, vocab, seed=1),
+        "half right": _guessing(0.5, vocab, seed=2),
         **{name: _served([(name, opener)]) for name, opener in drafters},
     }
     if model.drafter() is not None:
@@ -162,6 +165,10 @@ def verify(
                 yield _compare(way, name, model, requests, references, opening, together=1)
         if model.caps.joint and (only is None or "two at once" in only):
             yield _compare("two at once", name, model, requests, references, ways["half right"], together=2)
+
+
+def _guessing(share: float, vocab: int, seed: int) -> Opening:
+    return lambda reference: Drafts([("guess", lambda start: WrongDraft(reference.tokens, share, vocab, seed))], _raise)
 
 
 def _served(openers: Seq[Opener]) -> Opening:
@@ -185,7 +192,7 @@ def _compare(
     for start in range(0, len(requests), together):
         group = range(start, min(start + together, len(requests)))
         running = [
-            Generation(requests[i], model, drafts=opening(references[i]), chooser=TakeAll(), own_draft=way == OWN)
+            Generation(requests[i], model, drafts=opening(references[i]), chooser=FixedCut(), own_draft=way == OWN)
             for i in group
         ]
         while any(generation.phase is not Phase.DONE for generation in running):

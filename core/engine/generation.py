@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence as Seq
 from dataclasses import replace
 from enum import Enum
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from tandem.core.answer import Answer
 from tandem.core.conductor import Watch
 from tandem.core.engine.caches import CacheStack
-from tandem.core.engine.drafting import MAX_NODES, Chooser
+from tandem.core.engine.drafting import MAX_NODES
 from tandem.core.engine.drafts import Drafts
 from tandem.core.engine.request import (
     Channel,
@@ -30,12 +30,15 @@ from tandem.core.engine.steering import Steering
 from tandem.core.plugin import (
     Block,
     BlockEvent,
+    DraftStart,
     DraftTree,
     FinishEvent,
+    ImageRows,
     Model,
     Moment,
     SafePoint,
     Sequence,
+    TreeChooser,
 )
 
 
@@ -62,7 +65,7 @@ class Generation:
         max_len: int | None = None,
         caches: CacheStack | None = None,
         drafts: Drafts | None = None,
-        chooser: Chooser | None = None,
+        chooser: TreeChooser | None = None,
         watch: Watch | None = None,
         own_draft: bool = True,
         clock: Callable[[], float] = time.perf_counter,
@@ -84,7 +87,8 @@ class Generation:
         self._answer = Answer(model.tokenizer, request.stop, thinking, request.calls)
         self._steering = Steering(self._answer, thinking, request.constraint() if request.constraint else None)
         self._chunk = prefill_chunk
-        self._caches = caches if caches is not None and request.cache else None
+        # A cache tier knows prompts by their tokens alone, and two pictures have the same ones.
+        self._caches = caches if caches is not None and request.cache and not request.images else None
         self._drafts = drafts if drafts is not None else Drafts()
         self._own = model.drafter() if own_draft else None
         self._chooser = chooser
@@ -96,6 +100,7 @@ class Generation:
         self.sequence: Sequence = self._open_sequence()
         self.done = self.sequence.length
         """Prompt tokens committed so far."""
+        self._drafts.open(DraftStart(self.sequence, request.keep_text))
         if watch is not None and self._give_up_at(SafePoint.SP4, watch.request):
             return
         if self.done == len(request.prompt):
@@ -136,7 +141,19 @@ class Generation:
         prompt = self.request.prompt
         end = min(self.done + self._chunk, len(prompt))
         last = end == len(prompt)
-        return Block(self.sequence, prompt[self.done : end], logits=(end - self.done - 1,) if last else ())
+        return Block(
+            self.sequence,
+            prompt[self.done : end],
+            logits=(end - self.done - 1,) if last else (),
+            images=tuple(self._image_rows(self.done, end)),
+        )
+
+    def _image_rows(self, start: int, end: int) -> Iterator[ImageRows]:
+        """The pictures, or parts of them, between two places of the prompt."""
+        for placed in self.request.images:
+            first, last = max(start, placed.start), min(end, placed.start + placed.picture.rows)
+            if first < last:
+                yield ImageRows(placed.picture, first - start, first - placed.start, last - first)
 
     def _take_prefill(self, rows: Tensor) -> None:
         prompt = self.request.prompt
@@ -255,8 +272,14 @@ class Generation:
                 return own
         if self._chooser is None or not self._drafts:
             return None
-        trees = self._drafts.propose(root, limit)
-        return self._chooser.choose(trees, self.sequence.length, others) if trees else None
+        context = self.sequence.length
+        trees = self._drafts.propose(root, limit, self._chooser, context)
+        return self._chooser.choose(trees, context, others) if trees else None
+
+    def observe(self, rows: int, context: int, seconds: float) -> None:
+        """A pass of these rows alone, with `context` rows committed before it, took this long."""
+        if self._chooser is not None:
+            self._chooser.observe(rows, context, seconds)
 
     def _room(self) -> int:
         """Rows that the sequence can still take."""
@@ -345,6 +368,9 @@ class Generation:
                 self._caches.offer(Moment.GENERATION_END, text, self.sequence)
         self.events.append(last)
         self.phase = Phase.DONE
+        self._drafts.close()
+        if self._own is not None:
+            self._own.close()
         self.sequence.close()
         self.row = None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tandem.core.engine.constraint import Constraint
     from tandem.core.plugin import AnswerParser
+    from tandem.core.plugin.vision import Picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,15 @@ class SharedPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedPicture:
+    """A picture in the prompt, whose placeholder stands there once for each of its rows."""
+
+    start: int
+    """The place of its first row among the prompt's tokens."""
+    picture: Picture
+
+
+@dataclass(frozen=True, slots=True)
 class Generate:
     """One generation."""
 
@@ -99,6 +109,10 @@ class Generate:
     """The client shape's name."""
     cache: bool = True
     """Whether cached state may be used and kept."""
+    images: tuple[PlacedPicture, ...] = ()
+    """The prompt's pictures, in order."""
+    keep_text: bool = True
+    """Whether the text may be kept for other requests, by a drafter's store for instance."""
     shared: SharedPrompt | None = None
     """Set for the choices of one request, so that the prompt is read once."""
 

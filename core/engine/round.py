@@ -10,7 +10,6 @@ from typing import TypeVar
 
 import torch
 
-from tandem.core.engine.drafting import Prices
 from tandem.core.engine.generation import Generation, Phase
 from tandem.core.plugin import Block, Model
 
@@ -19,7 +18,7 @@ T = TypeVar("T")
 
 
 @torch.inference_mode()
-def run_round(model: Model, generations: Seq[Generation], prices: Prices | None = None) -> None:
+def run_round(model: Model, generations: Seq[Generation]) -> None:
     """One step for each generation. Afterwards each has new events, and some may be done.
 
     Prefill chunks, plain steps and draft trees are all blocks of rows, so they share the pass that reads the
@@ -40,8 +39,8 @@ def run_round(model: Model, generations: Seq[Generation], prices: Prices | None 
         logits = model.forward([block for _, block in joined])
         for (generation, block), wanted in zip(joined, logits, strict=True):
             _guarded(generation, partial(generation.take, block, wanted))
-        if prices is not None and decoding and len(joined) == 1:
-            prices.observe(len(joined[0][1].tokens), context, time.perf_counter() - start)
+        if decoding and len(joined) == 1:
+            joined[0][0].observe(len(joined[0][1].tokens), context, time.perf_counter() - start)
 
 
 def _guarded(generation: Generation, step: Callable[[], T]) -> T | None:

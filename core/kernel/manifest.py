@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from tandem.core.kernel.schema import OptionCheck, Schemas
 from tandem.core.kernel.yaml12 import Keys, Tree
 from tandem.core.plugin.hookspecs import KINDS
 from tandem.core.plugin.model import Checkpoint
-from tandem.core.plugin.part import Options, option
+from tandem.core.plugin.part import Options, Part, option
 
 SERVED_NAME = "TandemLLM"
 """The model's name in the API unless the manifest gives another."""
@@ -108,7 +108,7 @@ def load_manifest(
     manifest = Manifest(
         path=None if isinstance(source, Mapping) else Path(tree.mark(()).file),
         registry=registry,
-        model=_check_model(check, registry),
+        model=_check_model(check, registry, parts),
         required=frozenset(required),
         origins=origins,
         sections={
@@ -144,7 +144,9 @@ def _check_parts(
     return enabled
 
 
-def _check_model(check: OptionCheck, registry: Registry) -> ModelSection | None:
+def _check_model(
+    check: OptionCheck, registry: Registry, parts: Mapping[str, Mapping[str, Options]]
+) -> ModelSection | None:
     keys: Keys = (layers.MODEL,)
     given = check.tree.value.get(layers.MODEL, "off")
     if given == "off" or given is False:
@@ -165,6 +167,9 @@ def _check_model(check: OptionCheck, registry: Registry) -> ModelSection | None:
     located = None
     if builder and isinstance(spec, str):
         located = _locate(spec, builder, check)
+        if located is not None:
+            helping = {kind.plural: _working(kind.plural, parts, registry) for kind in KINDS if kind.for_builders}
+            located = replace(located, parts=helping)
     elif builder and spec is None and builder.needs_checkpoint:
         check.report(keys, f"`checkpoint` is missing: the builder `{name}` needs one")
     return ModelSection(options.pop("plugin", ""), spec, located, options.pop("served_name"), options)
@@ -180,6 +185,14 @@ def _locate(spec: str, builder: Any, check: OptionCheck) -> Checkpoint | None:
     except checkpoints.CheckpointMissing as missing:
         check.report(keys, str(missing), missing.hint)
         return None
+
+
+def _working(
+    kind: str, parts: Mapping[str, Mapping[str, Options]], registry: Registry
+) -> tuple[tuple[Part, Options], ...]:
+    """The enabled parts of a kind whose plugins loaded."""
+    loaded = ((registry.load(kind, name), options) for name, options in parts[kind].items())
+    return tuple((part, options) for part, options in loaded if part is not None)
 
 
 def _not_installed(name: str, kind: str, registry: Registry) -> str:

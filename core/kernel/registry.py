@@ -181,7 +181,7 @@ def _check_version(wanted: Any) -> None:
     try:
         fits = packaging.specifiers.SpecifierSet(wanted).contains(API_VERSION, prereleases=True)
     except (packaging.specifiers.InvalidSpecifier, TypeError, AttributeError):
-        raise PluginFault(f'TANDEM_API must be a version range such as ">=0.1,<0.2", not {wanted!r}') from None
+        raise PluginFault(f'TANDEM_API must be a version range such as ">=0.2,<0.3", not {wanted!r}') from None
     if not fits:
         raise PluginFault(f"written for Tandem's plugin API {wanted}, but this is {API_VERSION}")
 

@@ -3,7 +3,17 @@
 from tandem.core.plugin.cache import Cache, CacheTier, Match, Moment
 from tandem.core.plugin.client import Client, ClientMatch
 from tandem.core.plugin.decision import Decider, DecisionModel, Narrator, Question, Stage, Turn
-from tandem.core.plugin.drafter import Drafter, DraftSession, DraftTree
+from tandem.core.plugin.drafter import (
+    Chooser,
+    Choosing,
+    Drafter,
+    DraftSession,
+    DraftStart,
+    DraftTree,
+    TreeChooser,
+    cut,
+    merge,
+)
 from tandem.core.plugin.format import AnswerFormat, AnswerParser, CallPart, Format, TextPart
 from tandem.core.plugin.hookspecs import KINDS, Kind, hookimpl
 from tandem.core.plugin.host import (
@@ -22,14 +32,18 @@ from tandem.core.plugin.model import (
     Block,
     Caps,
     Checkpoint,
+    DraftHead,
+    ImageRows,
     Model,
     ModelBuilder,
     ModelError,
     Progress,
     Sequence,
     Tokenizer,
+    Vision,
 )
 from tandem.core.plugin.part import Options, Part, option
+from tandem.core.plugin.quantization import PackedLinear, Quantization, WeightScheme
 from tandem.core.plugin.reader import AnswerReader, Steps
 from tandem.core.plugin.route import HttpRoute, Routes
 from tandem.core.plugin.rule import (
@@ -43,6 +57,7 @@ from tandem.core.plugin.rule import (
     Supervision,
     Task,
 )
+from tandem.core.plugin.state import state_dir
 from tandem.core.plugin.tools import (
     Tool,
     allowed_types,
@@ -75,18 +90,23 @@ __all__ = [
     "CallPart",
     "Caps",
     "Checkpoint",
+    "Chooser",
+    "Choosing",
     "Client",
     "ClientMatch",
     "ContentDelta",
     "Decider",
     "DecisionModel",
+    "DraftHead",
     "DraftSession",
+    "DraftStart",
     "DraftTree",
     "Drafter",
     "FinishEvent",
     "Format",
     "Host",
     "HttpRoute",
+    "ImageRows",
     "JsonCall",
     "Kind",
     "Match",
@@ -96,8 +116,10 @@ __all__ = [
     "Moment",
     "Narrator",
     "Options",
+    "PackedLinear",
     "Part",
     "Progress",
+    "Quantization",
     "Question",
     "ReasoningDelta",
     "RequestError",
@@ -113,9 +135,13 @@ __all__ = [
     "TextPart",
     "Tokenizer",
     "Tool",
+    "TreeChooser",
     "Turn",
+    "Vision",
     "Waiting",
+    "WeightScheme",
     "allowed_types",
+    "cut",
     "fitted",
     "hookimpl",
     "is_text",
@@ -124,9 +150,11 @@ __all__ = [
     "json_text",
     "lark_json",
     "lark_text",
+    "merge",
     "moved",
     "option",
     "resolve",
+    "state_dir",
     "tool_named",
     "typed",
 ]

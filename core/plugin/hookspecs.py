@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from tandem.core.plugin.cache import Cache
     from tandem.core.plugin.client import Client
     from tandem.core.plugin.decision import Decider, Narrator, Stage
-    from tandem.core.plugin.drafter import Drafter
+    from tandem.core.plugin.drafter import Chooser, Drafter
     from tandem.core.plugin.format import Format
     from tandem.core.plugin.model import ModelBuilder
+    from tandem.core.plugin.quantization import Quantization
     from tandem.core.plugin.route import Routes
     from tandem.core.plugin.rule import Rule
 
@@ -43,6 +44,22 @@ def tandem_drafters() -> list[Drafter]:  # type: ignore[empty-body]
     """Drafters: guess the next tokens so that the model can verify several in one pass.
 
     Used for each generation while the manifest's `drafters` lists them. They can cost time, never change a token.
+    """
+
+
+@hookspec
+def tandem_choosers() -> list[Chooser]:  # type: ignore[empty-body]
+    """Choosers: decide which drafters are asked and which of their guesses are worth verifying.
+
+    The first that the manifest's `choosers` lists is used for every generation that drafts.
+    """
+
+
+@hookspec
+def tandem_quantizations() -> list[Quantization]:  # type: ignore[empty-body]
+    """Quantizations: ways to store a checkpoint's weights in fewer bits, and to compute with them.
+
+    Asked in the manifest's order when a builder loads a checkpoint that says it is quantised.
     """
 
 
@@ -113,6 +130,8 @@ class Kind:
 
     plural: str
     noun: str
+    for_builders: bool = False
+    """The enabled parts of this kind are handed to the model's builder (`Checkpoint.parts`)."""
 
     @property
     def hook(self) -> str:
@@ -126,6 +145,8 @@ class Kind:
 KINDS: tuple[Kind, ...] = (
     Kind("models", "model"),
     Kind("drafters", "drafter"),
+    Kind("choosers", "chooser"),
+    Kind("quantizations", "quantization", for_builders=True),
     Kind("caches", "cache"),
     Kind("rules", "rule"),
     Kind("stages", "stage"),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from tandem.core.plugin.part import Options, Part
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import torch
 
     from tandem.core.plugin.drafter import DraftSession
+    from tandem.core.plugin.quantization import Quantization
+    from tandem.core.plugin.vision import ImageProcessor, Picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,18 @@ class Sequence(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ImageRows:
+    """Rows of a block that show a picture, or a part of one: a picture may be cut between two prefill chunks."""
+
+    picture: Picture
+    row: int
+    """The first of these rows, in the block."""
+    first: int
+    """Which of the picture's rows that is."""
+    count: int
+
+
 @dataclass(slots=True)
 class Block:
     """New rows of one sequence: a prefill chunk, one decode step, a chain of drafts or a tree are all this."""
@@ -82,6 +96,9 @@ class Block:
     None = a chain: row i hangs on row i - 1."""
     logits: Seq[int] = ()
     """The rows whose logits are wanted, ascending."""
+    images: Seq[ImageRows] = ()
+    """The rows that show pictures, ascending; only in a chain. Their tokens are the model's placeholder, and what the
+    rows are and where they stand (`Model.vision`) is the model's affair."""
 
 
 class Tokenizer(Protocol):
@@ -103,6 +120,36 @@ class Tokenizer(Protocol):
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that the token writes. Control tokens write none; unknown ids raise IndexError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Vision:
+    """How a model reads pictures."""
+
+    processor: ImageProcessor
+    """Resizes pictures and lays them out as the tower reads them."""
+    token: int
+    """The placeholder's id. The chat template writes it once for each picture; in the prompt it stands once for each
+    of the picture's rows."""
+
+
+class DraftHead(Protocol):
+    """A model's own multi-token prediction: guesses what follows a token before the model has read it.
+
+    What the head keeps of committed text is part of the `Sequence`, snapshots included; it catches up by itself.
+    """
+
+    def start(self, sequence: Sequence) -> None:
+        """Begin a new tree behind the committed rows; the rows of the tree before are dropped."""
+        ...
+
+    def extend(self, sequence: Sequence, tokens: Seq[int], parents: Seq[int]) -> torch.Tensor:
+        """Read more rows of the tree; the logits `[n, vocab_size]` float32 of what follows each.
+
+        `parents` counts all rows since `start`, those of this call included; -1 = the last committed row. So a tree
+        begins with `extend(sequence, [root], [-1])`.
+        """
         ...
 
 
@@ -135,6 +182,16 @@ class Model(Protocol):
         """What there is to say about the loaded weights: parameters, bytes, dtype. Shown in `/v1/models` and logs."""
         ...
 
+    @property
+    def vision(self) -> Vision | None:
+        """None = the model reads text only."""
+        ...
+
+    @property
+    def head(self) -> DraftHead | None:
+        """The multi-token prediction that the checkpoint brings, or None."""
+        ...
+
     def new_sequence(self, max_len: int) -> Sequence:
         """An empty sequence that may grow to `max_len` rows. Room is taken as it grows, not at once."""
         ...
@@ -161,6 +218,13 @@ class Checkpoint:
     path: Path
     spec: str
     """What the manifest said, for messages."""
+    parts: Mapping[str, tuple[tuple[Part, Options], ...]] = field(default_factory=dict)
+    """The parts that the manifest enables for builders (`Kind.for_builders`), by kind, in its order."""
+
+    @property
+    def quantizations(self) -> tuple[tuple[Quantization, Options], ...]:
+        """The enabled quantizations with their options."""
+        return cast("tuple[tuple[Quantization, Options], ...]", self.parts.get("quantizations", ()))
 
 
 @runtime_checkable

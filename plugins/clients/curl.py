@@ -15,7 +15,7 @@ from collections.abc import Callable
 from tandem.core.plugin import Client, ClientMatch, Options, hookimpl
 from tandem.plugins.clients._reading import Body, Headers, reasoning_option, session
 
-TANDEM_API = ">=0.1,<0.2"
+TANDEM_API = ">=0.2,<0.3"
 
 
 def build(options: Options) -> Callable[[Headers, Body], ClientMatch | None]:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from tandem.core.plugin import Client, ClientMatch, Options, hookimpl
 from tandem.plugins.clients._reading import Body, Headers, Sight, begins, look, reasoning_option, session
 
-TANDEM_API = ">=0.1,<0.2"
+TANDEM_API = ">=0.2,<0.3"
 
 PROMPT = "You are Hermes Agent, an intelligent AI assistant created by Nous"
 TITLES = (

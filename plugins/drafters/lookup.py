@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Seq
 
-from tandem.core.plugin import Drafter, DraftSession, DraftTree, Model, Options, hookimpl, option
+from tandem.core.plugin import Drafter, DraftSession, DraftStart, DraftTree, Model, Options, hookimpl, option
 
-TANDEM_API = ">=0.1,<0.2"
+TANDEM_API = ">=0.2,<0.3"
 
 LONGEST_ORDER = 32
 """Endings are compared up to this many tokens; a longer match says nothing more."""
@@ -35,6 +35,9 @@ class LookupSession:
         for end in range(max(start, order - 1) + 1, len(text) + 1):
             # `end` is where the continuation begins; the newest place has none yet and is simply found empty.
             self._places.setdefault(tuple(text[end - order : end]), []).append(end)
+
+    def close(self) -> None:
+        return
 
     def propose(self, root: int, limit: int) -> DraftTree | None:
         keep = self._order - 1
@@ -88,8 +91,8 @@ def _size(order: int) -> str:
     return "short" if order <= 4 else "middle" if order <= 8 else "long"
 
 
-def _build(options: Options, model: Model) -> Callable[[], DraftSession]:
-    return lambda: LookupSession(
+def _build(options: Options, model: Model) -> Callable[[DraftStart], DraftSession]:
+    return lambda start: LookupSession(
         options["min_order"], options["max_depth"], options["branch_top_k"], options["max_places"]
     )
 

@@ -32,7 +32,7 @@ from tandem.core.plugin import (
     resolve,
 )
 
-TANDEM_API = ">=0.1,<0.2"
+TANDEM_API = ">=0.2,<0.3"
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

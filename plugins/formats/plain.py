@@ -10,7 +10,7 @@ from typing import Any
 
 from tandem.core.plugin import AnswerFormat, AnswerParser, CallPart, Format, Options, TextPart, Tool, hookimpl
 
-TANDEM_API = ">=0.1,<0.2"
+TANDEM_API = ">=0.2,<0.3"
 
 
 class PlainParser:

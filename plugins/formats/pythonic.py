@@ -29,7 +29,7 @@ from tandem.core.plugin import (
     tool_named,
 )
 
-TANDEM_API = ">=0.1,<0.2"
+TANDEM_API = ">=0.2,<0.3"
 
 LONGEST_NAME = 200
 QUIET = re.compile(r"""[^\[\](){}"'\\#]+""")

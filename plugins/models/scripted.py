@@ -15,10 +15,12 @@ from tandem.core.plugin import (
     Block,
     Caps,
     Checkpoint,
+    DraftHead,
     DraftTree,
     ModelBuilder,
     Options,
     Progress,
+    Vision,
     hookimpl,
     option,
 )
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-TANDEM_API = ">=0.1,<0.2"
+TANDEM_API = ">=0.2,<0.3"
 
 END, SYSTEM, USER, ASSISTANT, TOOL = range(256, 261)
 SPECIALS = {"<|end|>": END, "<|system|>": SYSTEM, "<|user|>": USER, "<|assistant|>": ASSISTANT, "<|tool|>": TOOL}
@@ -351,6 +353,9 @@ class ScriptDraft:
         else:
             self._written += len(tokens)
 
+    def close(self) -> None:
+        return
+
     def propose(self, root: int, limit: int) -> DraftTree | None:
         script = self._script
         if script is None or root != script.token(self._written):
@@ -374,6 +379,8 @@ class ScriptedModel:
         self.name = "scripted"
         self.caps = Caps(max_len=MAX_LEN)
         self.tokenizer = ByteTokenizer()
+        self.vision: Vision | None = None
+        self.head: DraftHead | None = None
         self.template: str | None = TEMPLATE
         self.template_vars: Mapping[str, Any] = {}
         self.facts: Mapping[str, Any] = {"architecture": "scripted", "vocabulary": VOCAB, "context_length": MAX_LEN}

@@ -26,7 +26,7 @@ HOUR_S = 3600.0
 class Quota:
     """The plugin. The rule runs on the engine's thread and the route on the event loop, so the counts have a lock."""
 
-    TANDEM_API = ">=0.1,<0.2"
+    TANDEM_API = ">=0.2,<0.3"
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock

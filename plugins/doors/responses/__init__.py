@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tandem.core.plugin import Host, HttpRoute, Options, Routes, hookimpl
 
-TANDEM_API = ">=0.1,<0.2"
+TANDEM_API = ">=0.2,<0.3"
 
 
 def build(options: Options, host: Host) -> list[HttpRoute]:

@@ -22,7 +22,7 @@ from tandem.core.plugin import AnswerFormat, AnswerParser, CallPart, Format, Opt
 from tandem.plugins.formats.qwen_xml.grammar import calls_grammar
 from tandem.plugins.formats.qwen_xml.reader import XmlReader
 
-TANDEM_API = ">=0.1,<0.2"
+TANDEM_API = ">=0.2,<0.3"
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

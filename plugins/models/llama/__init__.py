@@ -10,7 +10,7 @@ from tandem.core.plugin import ModelBuilder, hookimpl, option
 if TYPE_CHECKING:
     from tandem.core.plugin import Checkpoint, Model, Options, Progress
 
-TANDEM_API = ">=0.1,<0.2"
+TANDEM_API = ">=0.2,<0.3"
 
 DOC = """\
 Plain Llama models (SmolLM2, Llama, Mistral without a sliding window, MiniCPM5) from Hugging Face or GGUF files.

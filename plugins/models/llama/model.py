@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tandem.core.plugin import Block, Caps, Checkpoint, DraftSession, Options, Progress
+from tandem.core.plugin import Block, Caps, Checkpoint, DraftHead, DraftSession, Options, Progress, Vision
 from tandem.plugins.models._hf.tokenizer import TextTokenizer
 from tandem.plugins.models.llama.attention import depths
 from tandem.plugins.models.llama.network import Network, Rows
@@ -51,6 +51,8 @@ class LlamaModel:
         self.name = source.name
         self.caps = Caps(max_len=source.config.max_len)
         self.tokenizer = tokenizer
+        self.vision: Vision | None = None
+        self.head: DraftHead | None = None
         self.template: str | None = source.template
         self.template_vars: Mapping[str, Any] = source.template_vars
         self.facts: Mapping[str, Any] = storage.facts()

@@ -19,7 +19,7 @@ from tandem.api.images import IMAGE_PART, LEFT_OUT_PART, BadImage, ImageDoor, Im
 from tandem.api.images.limits import MIB
 from tandem.api.readers import FieldError
 from tandem.core.engine.options import IMAGE_OPTIONS
-from tandem.core.engine.vision import ImageProcessor
+from tandem.core.plugin.vision import ImageProcessor
 
 PROCESSOR = ImageProcessor(min_pixels=65536, max_pixels=16777216)
 TINY = ImageProcessor(min_pixels=1024, max_pixels=4 * 1024)

@@ -46,7 +46,7 @@ class FakePlatform:
         return [SimpleNamespace(part=rule, options=with_defaults(rule.options, given)) for rule, given in self.rules]
 
     def build(self, kind: str, *args: Any) -> list[tuple[str, Any]]:
-        return {"caches": self.tiers, "drafters": self.drafters}[kind]
+        return {"caches": self.tiers, "drafters": self.drafters, "choosers": []}[kind]
 
     def fail(self, kind: str, name: str, reason: str) -> None:
         self.failed.append((kind, name, reason))
@@ -484,6 +484,9 @@ class Raising:
     def extend(self, tokens: Any) -> None:
         return
 
+    def close(self) -> None:
+        return
+
     def propose(self, root: int, limit: int) -> Any:
         raise LookupError("no such page")
 
@@ -492,6 +495,9 @@ class Broken:
     """Proposes a tree that is none."""
 
     def extend(self, tokens: Any) -> None:
+        return
+
+    def close(self) -> None:
         return
 
     def propose(self, root: int, limit: int) -> DraftTree:
@@ -503,7 +509,7 @@ def test_a_drafter_that_fails_is_dropped_and_every_answer_goes_on(engines: Any, 
     plain, _ = ask(engines(FakePlatform(ToyModel(**LONG))), max_tokens=9)
     plain.wait()
     platform = FakePlatform(ToyModel(**LONG))
-    platform.drafters = [("bad", session)]
+    platform.drafters = [("bad", lambda start: session())]
     engine = engines(platform)
     clients = [ask(engine, max_tokens=9)[0] for _ in range(2)]
     for client in clients:

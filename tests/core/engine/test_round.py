@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from toy import RandomDrafter, ToyModel, drafts
 
-from tandem.core.engine.drafting import TakeAll
+from tandem.core.engine.drafting import FixedCut
 from tandem.core.engine.generation import Generation, Phase
 from tandem.core.engine.request import Finished, Generate, Piece, PrefillProgress, Sampling
 from tandem.core.engine.round import run_round
@@ -59,7 +59,7 @@ def test_any_drafts_give_the_text_of_plain_decoding(
     request = Generate(prompt, max_tokens, sampling)
     expected = naive(model, request)
     drafter = RandomDrafter(seed, expected, share_right)
-    generation = Generation(request, model, prefill_chunk=chunk, drafts=drafts(drafter), chooser=TakeAll())
+    generation = Generation(request, model, prefill_chunk=chunk, drafts=drafts(drafter), chooser=FixedCut())
     run(generation)
     assert generation.output == expected
     events = generation.collect()
@@ -86,13 +86,16 @@ def test_perfect_drafts_save_passes() -> None:
         def extend(self, tokens: object) -> None:
             self.at += len(tokens)  # type: ignore[arg-type]
 
+        def close(self) -> None:
+            return
+
         def propose(self, root: int, limit: int) -> DraftTree:
             tree = DraftTree(source="oracle")
             for token in expected[self.at + 1 : self.at + 1 + min(limit, 7)]:
                 tree.add(token, len(tree) - 1, 1.0)
             return tree
 
-    generation = Generation(request, model, drafts=drafts(Oracle()), chooser=TakeAll())
+    generation = Generation(request, model, drafts=drafts(Oracle()), chooser=FixedCut())
     run(generation)
     assert generation.output == expected
     assert model.passes <= 1 + 60 // 8 + 1
@@ -107,7 +110,7 @@ def test_joint_passes_give_each_sequence_its_lone_text(requests: list[tuple[list
     wanted = [Generate(prompt, 15, SAMPLINGS[which]) for prompt, which in requests]
     expected = [naive(model, request) for request in wanted]
     together = [
-        Generation(request, model, prefill_chunk=3, drafts=drafts(RandomDrafter(i, expected[i])), chooser=TakeAll())
+        Generation(request, model, prefill_chunk=3, drafts=drafts(RandomDrafter(i, expected[i])), chooser=FixedCut())
         for i, request in enumerate(wanted)
     ]
     run(*together)
@@ -141,7 +144,7 @@ def test_a_stop_string_ends_the_text_inside_a_drafted_block() -> None:
     text = "".join(chr(96 + t) for t in plain)
     stop = text[7:10]
     drafter = RandomDrafter(1, plain, 1.0)
-    generation = Generation(Generate([1, 2], 30, stop=(stop,)), model, drafts=drafts(drafter), chooser=TakeAll())
+    generation = Generation(Generate([1, 2], 30, stop=(stop,)), model, drafts=drafts(drafter), chooser=FixedCut())
     run(generation)
     events = generation.collect()
     got = "".join(e.text for e in events if isinstance(e, Piece))
@@ -154,7 +157,7 @@ def test_the_sequence_never_grows_past_the_limit() -> None:
     model = ToyModel(eos_bias=-100.0, caps=Caps(max_len=20))
     request = Generate([1] * 10, 100)
     generation = Generation(
-        request, model, max_len=20, drafts=drafts(RandomDrafter(0, naive(model, request), 1.0)), chooser=TakeAll()
+        request, model, max_len=20, drafts=drafts(RandomDrafter(0, naive(model, request), 1.0)), chooser=FixedCut()
     )
     run(generation)
     last = generation.collect()[-1]

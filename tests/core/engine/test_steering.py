@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from toy import RandomDrafter, ToyModel, drafts
 
 from tandem.core.engine.constraint import Grammars, regex_grammar
-from tandem.core.engine.drafting import TakeAll
+from tandem.core.engine.drafting import FixedCut
 from tandem.core.engine.generation import Generation, Phase
 from tandem.core.engine.request import Channel, Finished, Generate, Piece, Sampling, Thinking
 from tandem.core.engine.round import run_round
@@ -22,7 +22,7 @@ SAMPLINGS = [Sampling(), Sampling(temperature=1.0, seed=9), Sampling(repetition_
 
 def run(request: Generate, drafter: RandomDrafter | None = None, model: ToyModel | None = None) -> Generation:
     generation = Generation(
-        request, model or ToyModel(eos_bias=-6.0), drafts=drafts(drafter) if drafter else None, chooser=TakeAll()
+        request, model or ToyModel(eos_bias=-6.0), drafts=drafts(drafter) if drafter else None, chooser=FixedCut()
     )
     while generation.phase is not Phase.DONE:
         run_round(generation.model, [generation])

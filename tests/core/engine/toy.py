@@ -95,6 +95,9 @@ class ToyModel:
         row[EOS] += self.eos_bias
         return row
 
+    vision = None
+    head = None
+
     def new_sequence(self, max_len: int) -> ToySequence:
         return ToySequence(max_len)
 
@@ -127,7 +130,7 @@ def drafts(session: DraftSession) -> Drafts:
     def fail(name: str, reason: str) -> None:
         raise AssertionError(reason)
 
-    return Drafts([("toy", lambda: session)], fail)
+    return Drafts([("toy", lambda start: session)], fail)
 
 
 class RandomDrafter:
@@ -144,6 +147,9 @@ class RandomDrafter:
         if not self.seen:
             self.prompt = len(tokens)
         self.seen.extend(tokens)
+
+    def close(self) -> None:
+        return
 
     def propose(self, root: int, limit: int) -> DraftTree | None:
         tree = DraftTree(source="random")

@@ -181,9 +181,9 @@ HOOK = "@hookimpl\ndef tandem_rules():\n    "
             HEAD + HOOK + f"return [{GOOD[:-1]}, params=7)]\n",
             "TypeError: 'int' object is not a mapping",
         ),
-        ("TANDEM_API = '>=9'\n", "written for Tandem's plugin API >=9, but this is 0.1.0"),
-        ("TANDEM_API = 'soon'\n", "TANDEM_API must be a version range such as \">=0.1,<0.2\", not 'soon'"),
-        ("TANDEM_API = 3\n", 'TANDEM_API must be a version range such as ">=0.1,<0.2", not 3'),
+        ("TANDEM_API = '>=9'\n", "written for Tandem's plugin API >=9, but this is 0.2.0"),
+        ("TANDEM_API = 'soon'\n", "TANDEM_API must be a version range such as \">=0.2,<0.3\", not 'soon'"),
+        ("TANDEM_API = 3\n", 'TANDEM_API must be a version range such as ">=0.2,<0.3", not 3'),
     ],
 )
 def test_what_a_plugin_does_wrong_is_its_reason_and_nothing_of_it_stays(
@@ -213,7 +213,7 @@ def test_an_optional_hook_that_this_version_lacks_is_no_fault(install: Any) -> N
     assert Registry().load("rules", "it").name == "it"
 
 
-@pytest.mark.parametrize("wanted", [">=0.1,<0.2", "~=0.1.0", "==0.1.*", ""])
+@pytest.mark.parametrize("wanted", [">=0.2,<0.3", "~=0.2.0", "==0.2.*", ""])
 def test_a_plugin_for_this_version_of_the_interface_is_taken(install: Any, wanted: str) -> None:
     install("tandem-it", {"rules": {"it": "it_mod"}}, it_mod=HEAD + f"TANDEM_API = {wanted!r}\n{HOOK}return [{GOOD}]\n")
     assert Registry().load("rules", "it").name == "it"

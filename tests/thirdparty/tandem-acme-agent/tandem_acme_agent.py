@@ -5,7 +5,7 @@ from typing import Any
 
 from tandem.core.plugin import Client, ClientMatch, Options, hookimpl, option
 
-TANDEM_API = ">=0.1,<0.2"
+TANDEM_API = ">=0.2,<0.3"
 
 
 def build(options: Options) -> Callable[[Mapping[str, str], Mapping[str, Any]], ClientMatch | None]:

@@ -3,9 +3,9 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
-from tandem.core.plugin import Drafter, DraftSession, DraftTree, Model, Options, hookimpl, option
+from tandem.core.plugin import Drafter, DraftSession, DraftStart, DraftTree, Model, Options, hookimpl, option
 
-TANDEM_API = ">=0.1,<0.2"
+TANDEM_API = ">=0.2,<0.3"
 
 
 class Pairs:
@@ -34,9 +34,12 @@ class Pairs:
             parent = tree.add(token, parent, q)
         return tree if len(tree) else None
 
+    def close(self) -> None:
+        pass
 
-def build(options: Options, model: Model) -> Callable[[], DraftSession]:
-    return lambda: Pairs(options["min_q"])
+
+def build(options: Options, model: Model) -> Callable[[DraftStart], DraftSession]:
+    return lambda start: Pairs(options["min_q"])
 
 
 @hookimpl

@@ -3,7 +3,7 @@
 import a_library_that_is_not_there as library
 from tandem.core.plugin import Rule, SafePoint, hookimpl
 
-TANDEM_API = ">=0.1,<0.2"
+TANDEM_API = ">=0.2,<0.3"
 
 
 @hookimpl

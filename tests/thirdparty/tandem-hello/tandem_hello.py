@@ -2,7 +2,7 @@
 
 from tandem.core.plugin import Host, HttpRoute, Options, Routes, hookimpl, option
 
-TANDEM_API = ">=0.1,<0.2"
+TANDEM_API = ">=0.2,<0.3"
 
 
 def build(options: Options, host: Host) -> list[HttpRoute]:

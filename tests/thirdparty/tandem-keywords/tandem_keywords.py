@@ -6,7 +6,7 @@ from typing import Any
 
 from tandem.core.plugin import Host, Options, Stage, Turn, hookimpl, option
 
-TANDEM_API = ">=0.1,<0.2"
+TANDEM_API = ">=0.2,<0.3"
 
 WORDS = {
     "code": ["bug", "class", "code", "compile", "error", "function", "python", "test"],

@@ -2,7 +2,7 @@
 
 from tandem.core.plugin import Action, FinishEvent, Rule, SafePoint, Supervision, Task, hookimpl, option
 
-TANDEM_API = ">=0.1,<0.2"
+TANDEM_API = ">=0.2,<0.3"
 
 
 def check(event: FinishEvent, task: Task, sup: Supervision) -> Action | None:

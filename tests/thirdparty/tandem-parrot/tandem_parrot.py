@@ -10,7 +10,7 @@ from tandem.core.plugin import Block, Caps, Checkpoint, ModelBuilder, Options, P
 if TYPE_CHECKING:
     import torch
 
-TANDEM_API = ">=0.1,<0.2"
+TANDEM_API = ">=0.2,<0.3"
 
 # Ids 0 to 255 are the bytes. The marks stand around the messages.
 MARKS = {"<|end|>": 256, "<|user|>": 257, "<|other|>": 258, "<|reply|>": 259}
@@ -91,6 +91,8 @@ class Model:
     template: str | None = TEMPLATE
     template_vars: Mapping[str, Any] = {}
     facts: Mapping[str, Any] = {"parameters": 0}
+    vision = None
+    head = None
 
     def __init__(self, shout: bool) -> None:
         self.tokenizer: Tokenizer = Bytes()

@@ -6,7 +6,7 @@ from typing import Any
 
 from tandem.core.plugin import Cache, CacheTier, Match, Model, Moment, Options, Sequence, hookimpl, option
 
-TANDEM_API = ">=0.1,<0.2"
+TANDEM_API = ">=0.2,<0.3"
 
 
 @dataclass(frozen=True)

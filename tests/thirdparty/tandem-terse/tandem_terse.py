@@ -5,7 +5,7 @@ from typing import Any
 
 from tandem.core.plugin import Host, Narrator, Options, hookimpl, option
 
-TANDEM_API = ">=0.1,<0.2"
+TANDEM_API = ">=0.2,<0.3"
 
 
 def build(options: Options, host: Host) -> Callable[[str, Mapping[str, Any]], str | None]:

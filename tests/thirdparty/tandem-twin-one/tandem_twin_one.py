@@ -2,7 +2,7 @@
 
 from tandem.core.plugin import Client, ClientMatch, hookimpl
 
-TANDEM_API = ">=0.1,<0.2"
+TANDEM_API = ">=0.2,<0.3"
 
 
 @hookimpl

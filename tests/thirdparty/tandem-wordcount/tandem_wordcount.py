@@ -8,7 +8,7 @@ from typing import Any
 
 from tandem.core.plugin import Decider, Options, Question, hookimpl, option
 
-TANDEM_API = ">=0.1,<0.2"
+TANDEM_API = ">=0.2,<0.3"
 
 
 def words(text: str) -> set[str]:

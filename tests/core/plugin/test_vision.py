@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 from PIL import Image
 
-from tandem.core.engine.vision import ImageProcessor, Picture, smart_resize
+from tandem.core.plugin.vision import ImageProcessor, Picture, smart_resize
 
 CONFIG: dict[str, Any] = {
     "size": {"longest_edge": 16777216, "shortest_edge": 65536},
