@@ -13,6 +13,7 @@ from rich.text import Text
 
 from tandem.api.command.manifests import SECTIONS, CommandFailed, read_manifest, reported, set_option
 from tandem.core.kernel import Manifest
+from tandem.core.kernel.memory import misfit
 from tandem.core.plugin import KINDS, ModelError
 
 
@@ -23,8 +24,8 @@ def check_command(manifest: str, overrides: tuple[str, ...]) -> None:
     """Check a manifest and say what it would start.
 
     MANIFEST is a file, or the name of a shipped manifest. Nothing is loaded but the plugins' descriptions. The exit
-    code is 0 when the manifest can start, 1 when a plugin that it can't do without is broken, and 2 when the
-    manifest itself is wrong.
+    code is 0 when the manifest can start, 1 when a plugin that it can't do without is broken or the model does not fit
+    into this machine's memory, and 2 when the manifest itself is wrong.
     """
     with reported():
         checked = read_manifest(manifest, overrides)
@@ -40,6 +41,9 @@ def check_command(manifest: str, overrides: tuple[str, ...]) -> None:
         trouble = trouble or fatal
         word = "required, and it failed" if fatal else "failed, and is left out"
         click.echo(f"{record.kind}.{record.name}: {word}: {record.reason}", err=True)
+    if reason := misfit(facts):
+        trouble = True
+        click.echo(f"model: it does not fit: {reason}", err=True)
     if trouble:
         raise CommandFailed("the manifest is right, but it can't start", 1)
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tandem.core.kernel.layers import PART_SECTIONS
-from tandem.core.kernel.manifest import MODELS, Manifest
+from tandem.core.kernel.manifest import MODELS, Manifest, ModelSection
+from tandem.core.kernel.memory import misfit
 from tandem.core.kernel.registry import ACTIVE, FAILED, PluginRecord, Registry, last_line
-from tandem.core.plugin.model import Model, ModelError, Progress
+from tandem.core.plugin.model import Model, ModelBuilder, ModelError, Progress
 from tandem.core.plugin.part import Options
 
 
@@ -105,6 +106,20 @@ class Platform:
                 raise StartError(f"{kind}.{name} is required, and it failed: {reason}")
 
 
+def _check_memory(builder: ModelBuilder, section: ModelSection) -> None:
+    """Raises StartError for a model that can't fit, as far as its builder can tell before it loads."""
+    if builder.describe is None:
+        return
+    try:
+        reason = misfit(builder.describe(section.located, section.options))
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # what is wrong with the checkpoint, the builder itself says better when it loads
+        return
+    if reason is not None:
+        raise StartError(f"the model does not fit: {reason}")
+
+
 def assemble(manifest: Manifest, *, registry: Registry | None = None, progress: Progress | None = None) -> Platform:
     """Load every part that `manifest` enables, then the model. `progress` is told while the model loads.
 
@@ -118,6 +133,7 @@ def assemble(manifest: Manifest, *, registry: Registry | None = None, progress: 
     record = platform.registry.record(MODELS.plural, section.plugin)
     if builder is None:
         raise StartError(f"the model's plugin `{section.plugin}` failed: {record.reason}")
+    _check_memory(builder, section)
     report: Callable[..., None] = progress or (lambda what, done, total: None)
     try:
         platform.model = builder.build(section.located, section.options, report)

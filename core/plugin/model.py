@@ -240,7 +240,9 @@ class ModelBuilder(Part):
 
     `build(checkpoint, options, progress)` returns the loaded `Model`; `checkpoint` is None for a builder with
     `needs_checkpoint=False`. It raises `ModelError` with a sentence that names what is wrong.
-    `describe(checkpoint, options)` says what would be loaded without loading it (for `tandem check`).
+    `describe(checkpoint, options)` says what would be loaded without loading it: for `tandem check`, and so that a model
+    that can't fit is refused before it is read. These of its facts have a meaning, sizes in bytes: `weight_bytes` (held
+    after loading), `kv_bytes_per_token` and `state_bytes` (held by each sequence), `device` (`cpu` where it is absent).
     """
 
     build: Callable[[Checkpoint | None, Options, Progress], Model]

@@ -19,7 +19,7 @@ def describe(checkpoint, options):
         raise ModelError("13 layers are no checkpoint of ours")
     if options["size"] == 14:
         raise RuntimeError("broken describe")
-    return {"layers": options["size"], "architecture": "tiny"}
+    return {"layers": options["size"], "architecture": "tiny", "weight_bytes": options["size"] << 10}
 
 @hookimpl
 def tandem_models():
@@ -118,3 +118,10 @@ def test_the_shipped_manifest_without_weights_is_right() -> None:
     result = CliRunner().invoke(main, ["check", "scripted"])
     assert result.exit_code == 0, result.output
     assert "scripted" in result.stdout
+
+
+def test_a_model_that_can_not_fit_is_refused_with_the_sizes(tmp_path: Path) -> None:
+    result = check(tmp_path, f"model: {{plugin: check_tiny, size: {1 << 60}}}\n")
+    assert result.exit_code == 1
+    assert "it does not fit: the weights take" in words(result.stderr)
+    assert "GiB of memory left; free some, or load weights in fewer bits" in words(result.stderr)

@@ -1,0 +1,71 @@
+"""Whether what a builder describes fits into this machine, before any of it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+CGROUPS = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Where a container's limit is told, version 2 and version 1: directory, limit, use, and the field of `memory.stat`
+that says how much of the use is cached files, which give way."""
+
+LEAST_ROWS = 1024
+"""A model that can't hold this many tokens beside its weights serves nobody."""
+
+
+def misfit(facts: Mapping[str, Any], available: int | None = None) -> str | None:
+    """Why the described model can't be loaded here, in a sentence; None when it can, or when the facts don't say.
+
+    `facts` is what `ModelBuilder.describe` gave: `weight_bytes` is held after loading, `kv_bytes_per_token` and
+    `state_bytes` by each sequence, on `device` (without one, the CPU). `available` bytes replace what the machine has.
+    """
+    weights = facts.get("weight_bytes")
+    if not isinstance(weights, int):
+        return None
+    device = str(facts.get("device", "cpu"))
+    if available is None:
+        available = available_bytes(device)
+    rows = int(facts.get("state_bytes", 0)) + LEAST_ROWS * int(facts.get("kv_bytes_per_token", 0))
+    if available is None or weights + rows <= available:
+        return None
+    return (
+        f"the weights take {_gib(weights)} and a sequence of {LEAST_ROWS} tokens {_gib(rows)}, "
+        f"but {'this machine' if device == 'cpu' else f'the device {device}'} has {_gib(available)} of memory left; "
+        "free some, or load weights in fewer bits"
+    )
+
+
+def available_bytes(device: str = "cpu") -> int | None:
+    """Bytes that this process can still take: of the machine's memory within its container's limit, or of the GPU's.
+
+    None for a device that does not tell.
+    """
+    if device.startswith("cuda"):
+        import torch
+
+        free: int = torch.cuda.mem_get_info(device)[0]
+        return free
+    if device != "cpu":
+        return None
+    left = [room for place in CGROUPS if (room := _cgroup_room(*place)) is not None]
+    return min([psutil.virtual_memory().available, *left])
+
+
+def _cgroup_room(root: Path, limit_name: str, use_name: str, cached: str) -> int | None:
+    """Bytes left under a container's limit; None without one."""
+    try:
+        limit, use = int((root / limit_name).read_text()), int((root / use_name).read_text())
+        stat = dict(line.split(None, 1) for line in (root / "memory.stat").read_text().splitlines())
+        return max(0, limit - use + int(stat.get(cached, 0)))
+    except (OSError, ValueError):  # not there, or `max`
+        return None
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**28 else f"{size / 2**20:.0f} MiB"
