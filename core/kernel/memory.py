@@ -15,6 +15,9 @@ CGROUPS = (
 """Where a container's limit is told, version 2 and version 1: directory, limit, use, and the field of `memory.stat`
 that says how much of the use is cached files, which give way."""
 
+GROWTH = 16
+"""Weights take at most this many times their file's size: 4 bits become 32, and are held twice."""
+
 LEAST_ROWS = 1024
 """A model that can't hold this many tokens beside its weights serves nobody."""
 
@@ -39,6 +42,13 @@ def misfit(facts: Mapping[str, Any], available: int | None = None) -> str | None
         f"but {'this machine' if device == 'cpu' else f'the device {device}'} has {_gib(available)} of memory left; "
         "free some, or load weights in fewer bits"
     )
+
+
+def surely_fits(path: Path) -> bool:
+    """A checkpoint so small that it fits however it is held. To describe it could take a second for nothing."""
+    files = [path] if path.is_file() else path.rglob("*")
+    room = available_bytes()
+    return room is not None and GROWTH * sum(file.stat().st_size for file in files if file.is_file()) <= room
 
 
 def available_bytes(device: str = "cpu") -> int | None:

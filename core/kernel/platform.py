@@ -8,7 +8,7 @@ from typing import Any
 
 from tandem.core.kernel.layers import PART_SECTIONS
 from tandem.core.kernel.manifest import MODELS, Manifest, ModelSection
-from tandem.core.kernel.memory import misfit
+from tandem.core.kernel.memory import misfit, surely_fits
 from tandem.core.kernel.registry import ACTIVE, FAILED, PluginRecord, Registry, last_line
 from tandem.core.plugin.model import Model, ModelBuilder, ModelError, Progress
 from tandem.core.plugin.part import Options
@@ -108,7 +108,7 @@ class Platform:
 
 def _check_memory(builder: ModelBuilder, section: ModelSection) -> None:
     """Raises StartError for a model that can't fit, as far as its builder can tell before it loads."""
-    if builder.describe is None:
+    if builder.describe is None or (section.located and surely_fits(section.located.path)):
         return
     try:
         reason = misfit(builder.describe(section.located, section.options))

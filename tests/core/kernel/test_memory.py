@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tandem.core.kernel import memory
-from tandem.core.kernel.memory import LEAST_ROWS, available_bytes, misfit
+from tandem.core.kernel.memory import GROWTH, LEAST_ROWS, available_bytes, misfit, surely_fits
 
 GIB = 2**30
 
@@ -29,6 +29,17 @@ def test_a_builder_that_tells_no_sizes_is_let_through() -> None:
 def test_a_device_that_tells_nothing_refuses_nothing() -> None:
     assert available_bytes("meta") is None
     assert misfit({"weight_bytes": 1 << 60, "device": "meta"}) is None
+
+
+def test_a_small_checkpoint_need_not_be_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 100 * GROWTH)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "model.safetensors").write_bytes(bytes(60))
+    (tmp_path / "config.json").write_bytes(bytes(40))
+    assert surely_fits(tmp_path)
+    (tmp_path / "more").write_bytes(b"x")
+    assert not surely_fits(tmp_path)
+    assert surely_fits(tmp_path / "deep" / "model.safetensors")
 
 
 @pytest.fixture
