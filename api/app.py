@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem.api import probes
 from tandem.api.auth import Access, Gate, Guard, read_gate
+from tandem.api.caches import CacheRoutes
 from tandem.api.control import ControlRoute
 from tandem.api.errors import ApiError, broken, on_api_error, on_http_exception
 from tandem.api.generate import CHAT, COMPLETIONS, GenerateRoute
@@ -45,7 +46,7 @@ class OwnRoute:
 
 def own_routes(service: Service, gate: Gate) -> list[OwnRoute]:
     """Every route that is there without a plugin."""
-    info = InfoRoutes(service, gate)
+    info, caches = InfoRoutes(service, gate), CacheRoutes(service)
     chat, completions = GenerateRoute(service, CHAT), GenerateRoute(service, COMPLETIONS)
     return [
         OwnRoute("/v1/chat/completions", chat.handle, "chat", Access.OPEN, ("POST",)),
@@ -54,6 +55,8 @@ def own_routes(service: Service, gate: Gate) -> list[OwnRoute]:
         OwnRoute("/v1/models", info.models, "models", Access.OPEN),
         OwnRoute("/v1/models/{id:path}", info.model, "models", Access.OPEN),
         OwnRoute("/v1/plugins", info.plugins, "plugins", Access.ADMIN),
+        OwnRoute("/v1/cache/stats", caches.stats, "cache", Access.ADMIN),
+        OwnRoute("/v1/cache/clear", caches.clear, "cache", Access.BEARER, ("POST",)),
         # Everybody may know whether it is well; the rest of the body asks for more.
         OwnRoute("/health", info.health, "health", Access.OPEN),
         OwnRoute("/metrics", info.metrics, "metrics", Access.METRICS),

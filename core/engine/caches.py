@@ -33,19 +33,35 @@ class CacheStack:
             match = self._guard(name, tier, partial(tier.lookup, wanted), None)
             if match is not None and 0 < match.length <= len(wanted):
                 found.append((match.length, name, tier, match))
-        sequence = new_sequence()
         for length, name, tier, match in sorted(found, key=lambda item: -item[0]):
-            if self._guard(name, tier, partial(tier.resume, match, sequence), False) and sequence.length == length:
+            sequence: Sequence | None = self._guard(name, tier, partial(tier.resume, match, new_sequence), None)
+            if sequence is not None and sequence.length == length:
                 return sequence, name, length
-            if sequence.length:  # half restored: not to be trusted
+            if sequence is not None:  # not what it said: not to be trusted
                 sequence.close()
-                sequence = new_sequence()
-        return sequence, "none", 0
+        return new_sequence(), "none", 0
 
     def offer(self, moment: Moment, tokens: Seq[int], sequence: Sequence) -> None:
         """Let every tier look at the sequence, which has committed exactly `tokens`."""
         for name, tier in list(self._tiers):
             self._guard(name, tier, partial(tier.offer, moment, tokens, sequence), None)
+
+    def adopt(self, tokens: Seq[int], sequence: Sequence) -> bool:
+        """Give the sequence, which nobody needs any more, to the first tier that wants it; False when none does."""
+        return any(
+            self._guard(name, tier, partial(tier.adopt, tokens, sequence), False) for name, tier in list(self._tiers)
+        )
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for name, tier in list(self._tiers):
+            self._guard(name, tier, tier.clear, None)
+
+    def check(self) -> dict[str, list[str]]:
+        """The broken invariants of each tier that has any."""
+        tiers = list(self._tiers)
+        found: dict[str, list[str]] = {name: self._guard(name, tier, tier.check, []) for name, tier in tiers}
+        return {name: problems for name, problems in found.items() if problems}
 
     def __bool__(self) -> bool:
         return bool(self._tiers)

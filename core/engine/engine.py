@@ -7,8 +7,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,6 +25,7 @@ from tandem.core.kernel import Platform
 from tandem.core.plugin import Choosing, RequestEvent
 
 log = logging.getLogger("tandem.engine")
+T = TypeVar("T")
 
 
 class Job:
@@ -70,6 +72,7 @@ class Engine:
         self._platform = platform
         self._options = options
         self._queue: deque[Job] = deque()
+        self._errands: deque[Callable[[], None]] = deque()
         self._running: list[Job] = []
         self._changed = threading.Condition()
         self._draining = False
@@ -127,6 +130,24 @@ class Engine:
             self._changed.notify_all()
         return job
 
+    def errand(self, work: Callable[[], T]) -> Future[T]:
+        """Do `work` on the engine's thread between two rounds. Safe from any thread."""
+        result: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result.set_result(work())
+            except Exception as error:
+                result.set_exception(error)
+
+        with self._changed:
+            if self._stopping:
+                result.cancel()
+            else:
+                self._errands.append(run)
+                self._changed.notify_all()
+        return result
+
     def drain(self) -> None:
         """Refuse new work; what is queued or running goes on."""
         with self._changed:
@@ -172,10 +193,14 @@ class Engine:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._queue and not self._running and not self._stopping:
+                while not (self._queue or self._running or self._errands or self._stopping):
                     self._changed.wait()
+                errands = list(self._errands)
+                self._errands.clear()
                 if self._stopping:
                     break
+            for errand in errands:
+                errand()
             self._drop_cancelled()
             self._admit()
             self._step()

@@ -48,6 +48,17 @@ class Phase(Enum):
     DONE = "done"
 
 
+def prompt_keys(request: Generate) -> Seq[int]:
+    """The prompt as cache tiers know it: token ids, and for the rows of a picture a negative number made of its id."""
+    if not request.images:
+        return request.prompt
+    keys = list(request.prompt)
+    for placed in request.images:
+        rows = placed.picture.rows
+        keys[placed.start : placed.start + rows] = [-1 - int(placed.picture.id[:15], 16)] * rows
+    return keys
+
+
 class Generation:
     """The state of one running request. `Round` moves it: `next_block`, a forward pass, `take`.
 
@@ -87,8 +98,8 @@ class Generation:
         self._answer = Answer(model.tokenizer, request.stop, thinking, request.calls)
         self._steering = Steering(self._answer, thinking, request.constraint() if request.constraint else None)
         self._chunk = prefill_chunk
-        # A cache tier knows prompts by their tokens alone, and two pictures have the same ones.
-        self._caches = caches if caches is not None and request.cache and not request.images else None
+        self._caches = caches if caches is not None and request.cache else None
+        self._keys = prompt_keys(request)
         self._drafts = drafts if drafts is not None else Drafts()
         self._own = model.drafter() if own_draft else None
         self._chooser = chooser
@@ -107,18 +118,21 @@ class Generation:
             self._begin_decoding()
 
     def _open_sequence(self) -> Sequence:
-        room = min(self._max_len, len(self.request.prompt) + self.request.max_tokens)
         shared = self.request.shared
         if shared is not None and shared.state is not None:
-            sequence = self.model.new_sequence(room)
+            sequence = self._new_sequence()
             snapshot, self.row = shared.state
             sequence.restore(snapshot)
             return sequence
         if self._caches is None:
-            return self.model.new_sequence(room)
-        sequence, source, rows = self._caches.resume(self.request.prompt, lambda: self.model.new_sequence(room))
+            return self._new_sequence()
+        sequence, source, rows = self._caches.resume(self._keys, self._new_sequence)
         self.stats = replace(self.stats, cached_tokens=rows, cache_source=source)
         return sequence
+
+    def _new_sequence(self) -> Sequence:
+        """An empty sequence, of the full length: a cache tier may keep it for a request that goes on."""
+        return self.model.new_sequence(self._max_len)
 
     # ------------------------------------------------------------------------------------------------ the round
 
@@ -139,7 +153,7 @@ class Generation:
 
     def _prefill_block(self) -> Block:
         prompt = self.request.prompt
-        end = min(self.done + self._chunk, len(prompt))
+        end = self._chunk_end()
         last = end == len(prompt)
         return Block(
             self.sequence,
@@ -147,6 +161,10 @@ class Generation:
             logits=(end - self.done - 1,) if last else (),
             images=tuple(self._image_rows(self.done, end)),
         )
+
+    def _chunk_end(self) -> int:
+        """Where the next prefill chunk ends. Chunks end on one grid, wherever the prompt was resumed."""
+        return min(self.done - self.done % self._chunk + self._chunk, len(self.request.prompt))
 
     def _image_rows(self, start: int, end: int) -> Iterator[ImageRows]:
         """The pictures, or parts of them, between two places of the prompt."""
@@ -157,15 +175,15 @@ class Generation:
 
     def _take_prefill(self, rows: Tensor) -> None:
         prompt = self.request.prompt
-        count = min(self._chunk, len(prompt) - self.done)
+        count = self._chunk_end() - self.done
         self.sequence.commit(range(count))
         self.done += count
         self.events.append(PrefillProgress(self.done, len(prompt)))
         whole = self.done == len(prompt)
         if self._caches:
-            self._caches.offer(Moment.GRID, prompt[: self.done], self.sequence)
+            self._caches.offer(Moment.GRID, self._keys[: self.done], self.sequence)
             if whole:
-                self._caches.offer(Moment.PROMPT_END, prompt, self.sequence)
+                self._caches.offer(Moment.PROMPT_END, self._keys, self.sequence)
         if whole:
             self.row = rows[0]
             if self.request.shared is not None:
@@ -362,17 +380,25 @@ class Generation:
         )
 
     def _close(self, last: Finished | Failed, keep: bool = True) -> None:
-        if keep and self._caches and self.phase is Phase.DECODE:
-            text = [*self.request.prompt, *self.output][: self.sequence.length]
-            if len(text) == self.sequence.length:
-                self._caches.offer(Moment.GENERATION_END, text, self.sequence)
+        adopted = keep and self._caches is not None and self._give_to_caches(self._caches)
         self.events.append(last)
         self.phase = Phase.DONE
         self._drafts.close()
         if self._own is not None:
             self._own.close()
-        self.sequence.close()
+        if not adopted:
+            self.sequence.close()
         self.row = None
+
+    def _give_to_caches(self, caches: CacheStack) -> bool:
+        """Offer the sequence as it is now; True when a tier keeps it. What was read of a prompt is worth keeping too: a
+        client that went away may ask again."""
+        text = [*self._keys, *self.output][: self.sequence.length]
+        if not text or len(text) < self.sequence.length:
+            return False
+        if self.phase is Phase.DECODE:
+            caches.offer(Moment.GENERATION_END, text, self.sequence)
+        return caches.adopt(text, self.sequence)
 
     def collect(self) -> list[Event]:
         """The events since the last call."""

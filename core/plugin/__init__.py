@@ -1,6 +1,6 @@
 """Everything that a plugin author imports. What is exported here is public and covered by `API_VERSION`."""
 
-from tandem.core.plugin.cache import Cache, CacheTier, Match, Moment
+from tandem.core.plugin.cache import Cache, CacheTier, Match, Moment, common_prefix
 from tandem.core.plugin.client import Client, ClientMatch
 from tandem.core.plugin.decision import Decider, DecisionModel, Narrator, Question, Stage, Turn
 from tandem.core.plugin.drafter import (
@@ -29,6 +29,7 @@ from tandem.core.plugin.host import (
 from tandem.core.plugin.json_call import JsonCall, json_arguments, json_call
 from tandem.core.plugin.lark import LEADING, lark_json, lark_text
 from tandem.core.plugin.model import (
+    Anchor,
     Block,
     Caps,
     Checkpoint,
@@ -77,6 +78,7 @@ __all__ = [
     "LEADING",
     "Action",
     "ActionKind",
+    "Anchor",
     "AnswerEnd",
     "AnswerEvent",
     "AnswerFormat",
@@ -141,6 +143,7 @@ __all__ = [
     "Waiting",
     "WeightScheme",
     "allowed_types",
+    "common_prefix",
     "cut",
     "fitted",
     "hookimpl",

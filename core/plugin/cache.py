@@ -1,4 +1,8 @@
-"""The cache contract: tiers that keep a sequence's state, and give it back to a prompt that starts the same way."""
+"""The cache contract: tiers that keep a sequence's state, and give it back to a prompt that starts the same way.
+
+A tier sees a prompt as a list of keys: a token's key is its id, and a row that shows a picture has a negative key made
+of the picture's content. Equal keys mean equal rows.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +42,21 @@ class CacheTier(Protocol):
         """The longest stored prefix of `tokens`, every stored token compared with the prompt's."""
         ...
 
-    def resume(self, match: Match, sequence: Sequence) -> bool:
-        """Restore the match into an empty sequence; False when it is gone in the meantime."""
+    def resume(self, match: Match, new_sequence: Callable[[], Sequence]) -> Sequence | None:
+        """A sequence that has committed exactly the match's tokens; None when it is gone in the meantime.
+
+        It is the engine's from here on. A tier restores a copy into a `new_sequence()`, or gives away one that it
+        holds.
+        """
         ...
 
     def offer(self, moment: Moment, tokens: Seq[int], sequence: Sequence) -> None:
         """The sequence has committed exactly `tokens`. A tier copies what it wants to keep."""
+        ...
+
+    def adopt(self, tokens: Seq[int], sequence: Sequence) -> bool:
+        """The generation has ended, and nobody needs its sequence any more. True = this tier keeps the sequence itself,
+        and closes it some day. Asked in the manifest's order until a tier says so."""
         ...
 
     def shed(self, nbytes: int) -> int:
@@ -59,6 +72,18 @@ class CacheTier(Protocol):
     def check(self) -> list[str]:
         """Broken invariants, in words; empty when all is well. Called by tests and in idle time."""
         ...
+
+
+def common_prefix(a: Seq[int], b: Seq[int]) -> int:
+    """How many tokens `a` and `b` share from the start."""
+    a, b = list(a), list(b)
+    shared, end = 0, min(len(a), len(b))
+    step = 4096  # whole slices compare at the speed of C
+    while step:
+        while shared + step <= end and a[shared : shared + step] == b[shared : shared + step]:
+            shared += step
+        step //= 8
+    return shared
 
 
 @dataclass(frozen=True, kw_only=True)

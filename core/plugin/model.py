@@ -33,6 +33,20 @@ class Caps:
     """A snapshot is useful at multiples of this many rows only; 1 = anywhere."""
 
 
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """What brings a sequence back to an earlier length where the rows alone can't: the recurrent state there.
+
+    It is of use to the sequence it was taken from, as long as that keeps the rows below `length`, and to no other.
+    """
+
+    length: int
+    nbytes: int
+    """Bytes that it holds; 0 for a model whose sequences can be cut anywhere."""
+    state: Any = None
+    """The model's own."""
+
+
 class Sequence(Protocol):
     """The state of one token sequence: what has been committed, plus the rows of the last block until `commit`."""
 
@@ -54,12 +68,23 @@ class Sequence(Protocol):
         """
         ...
 
-    def trim(self, length: int) -> None:
-        """Drop the rows from `length` on. Only where `caps.trim`; raises ValueError when `length` is too large."""
+    def anchor(self) -> Anchor:
+        """What `trim` and `snapshot` need to come back to this length. Cheap beside a snapshot: no rows are copied."""
         ...
 
-    def snapshot(self) -> Any:
-        """A copy of the committed state, independent of what happens to the sequence later."""
+    def trim(self, length: int, anchor: Anchor | None = None) -> None:
+        """Drop the rows from `length` on.
+
+        Where `caps.trim`, any length will do. Elsewhere it needs the anchor that was taken at exactly this length.
+        Raises ValueError, changing nothing, for a length that is too large or has no anchor.
+        """
+        ...
+
+    def snapshot(self, anchor: Anchor | None = None) -> Any:
+        """A copy of the committed state, independent of what happens to the sequence later.
+
+        With an anchor it is the state at the anchor's length.
+        """
         ...
 
     def restore(self, snapshot: Any) -> None:
@@ -240,9 +265,10 @@ class ModelBuilder(Part):
 
     `build(checkpoint, options, progress)` returns the loaded `Model`; `checkpoint` is None for a builder with
     `needs_checkpoint=False`. It raises `ModelError` with a sentence that names what is wrong.
-    `describe(checkpoint, options)` says what would be loaded without loading it: for `tandem check`, and so that a model
-    that can't fit is refused before it is read. These of its facts have a meaning, sizes in bytes: `weight_bytes` (held
-    after loading), `kv_bytes_per_token` and `state_bytes` (held by each sequence), `device` (`cpu` where it is absent).
+    `describe(checkpoint, options)` says what would be loaded without loading it: for `tandem check`, and so that a
+    model that can't fit is refused before it is read. These of its facts have a meaning, sizes in bytes: `weight_bytes`
+    (held after loading), `kv_bytes_per_token` and `state_bytes` (held by each sequence), `device` (`cpu` where it is
+    absent).
     """
 
     build: Callable[[Checkpoint | None, Options, Progress], Model]

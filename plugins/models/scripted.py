@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tandem.core.plugin import (
+    Anchor,
     Block,
     Caps,
     Checkpoint,
@@ -239,13 +240,18 @@ class ScriptedSequence:
             self.tokens.append(block.tokens[row])
             before = row
 
-    def trim(self, length: int) -> None:
+    def anchor(self) -> Anchor:
+        return Anchor(len(self.tokens), 0)
+
+    def trim(self, length: int, anchor: Anchor | None = None) -> None:
         if not 0 <= length <= len(self.tokens):
             raise ValueError(f"can't trim {len(self.tokens)} rows to {length}")
         del self.tokens[length:]
         self.answer_at = self.script = None
 
-    def snapshot(self) -> Any:
+    def snapshot(self, anchor: Anchor | None = None) -> Any:
+        if anchor is not None and anchor.length < len(self.tokens):
+            return self.tokens[: anchor.length], None, None
         return list(self.tokens), self.answer_at, self.script
 
     def restore(self, snapshot: Any) -> None:

@@ -173,18 +173,17 @@ def test_the_tier_gives_back_the_longest_beginning_it_holds_within_its_budget(of
     match = tier.lookup(prompt)
     assert (match.length if match else 0) == max(usable, default=0)
     if match:
-        sequence = ListSequence()
-        assert tier.resume(match, sequence)
+        sequence = tier.resume(match, ListSequence)
         assert sequence.text == prompt[: match.length]
         tier.clear()
-        assert not tier.resume(match, ListSequence())
+        assert tier.resume(match, ListSequence) is None
 
 
 def test_the_least_recently_used_prompt_is_dropped_first():
     tier = prefix_memory.Prompts(budget=2000, trim=True, grid=1)
     for text in ([1], [2]):
         tier.offer(Moment.PROMPT_END, text, ListSequence(text))
-    assert tier.resume(tier.lookup([1]), ListSequence())
+    assert tier.resume(tier.lookup([1]), ListSequence)
     tier.offer(Moment.PROMPT_END, [3], ListSequence([3]))
     assert list(tier.entries) == [(1,), (3,)]
     assert tier.shed(1) == 1000

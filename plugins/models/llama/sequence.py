@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from tandem.core.plugin import Anchor
+
 FIRST_ROWS = 64
 
 
@@ -70,15 +72,23 @@ class KVSequence:
         self._length += len(path)
         self._pending = None
 
-    def trim(self, length: int) -> None:
+    def anchor(self) -> Anchor:
+        """Keys and values can be cut anywhere, so there is nothing to keep."""
+        self._settled("anchor")
+        return Anchor(self._length, 0)
+
+    def trim(self, length: int, anchor: Anchor | None = None) -> None:
         self._settled("trim")
         if not 0 <= length <= self._length:
             raise ValueError(f"a sequence of {self._length} rows can't be trimmed to {length}")
         self._length = length
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, anchor: Anchor | None = None) -> Snapshot:
         self._settled("snapshot")
-        return Snapshot(self.rows[:, :, : self._length].clone())
+        length = self._length if anchor is None else anchor.length
+        if length > self._length:
+            raise ValueError(f"the anchor is at row {length}, but the sequence has only {self._length}")
+        return Snapshot(self.rows[:, :, :length].clone())
 
     def restore(self, snapshot: Snapshot) -> None:
         self._settled("restore")

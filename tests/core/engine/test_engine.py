@@ -257,9 +257,13 @@ class Memory:
         best = [key for key in self.kept if tuple(tokens[: len(key)]) == key]
         return Match(len(max(best, key=len)), max(best, key=len)) if best else None
 
-    def resume(self, match: Match, sequence: Any) -> bool:
+    def resume(self, match: Match, new_sequence: Any) -> Any:
+        sequence = new_sequence()
         sequence.restore(self.kept[match.handle])
-        return True
+        return sequence
+
+    def adopt(self, tokens: Any, sequence: Any) -> bool:
+        return False
 
     def offer(self, moment: Moment, tokens: Any, sequence: Any) -> None:
         assert list(tokens) == sequence.tokens, "the tier is told other tokens than the sequence holds"
@@ -328,9 +332,10 @@ def test_a_half_restored_sequence_is_not_used(engines: Any) -> None:
     engine = engines(platform)
     ask(engine, [1, 2], 4)[0].wait()
 
-    def half(match: Match, sequence: Any) -> bool:
+    def half(match: Match, new_sequence: Any) -> Any:
+        sequence = new_sequence()
         sequence.restore([1])
-        return True
+        return sequence
 
     tier.resume = half  # type: ignore[method-assign]
     client, _ = ask(engine, [1, 2, 3], 4)

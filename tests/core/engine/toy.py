@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tandem.core.engine.drafts import Drafts
-from tandem.core.plugin import Block, Caps, DraftSession, DraftTree
+from tandem.core.plugin import Anchor, Block, Caps, DraftSession, DraftTree
 
 VOCAB = 12
 EOS = 0
@@ -57,11 +57,14 @@ class ToySequence:
             self.tokens.append(block.tokens[row])
             before = row
 
-    def trim(self, length: int) -> None:
+    def anchor(self) -> Anchor:
+        return Anchor(len(self.tokens), 0)
+
+    def trim(self, length: int, anchor: Anchor | None = None) -> None:
         del self.tokens[length:]
 
-    def snapshot(self) -> Any:
-        return list(self.tokens)
+    def snapshot(self, anchor: Anchor | None = None) -> Any:
+        return self.tokens[: None if anchor is None else anchor.length]
 
     def restore(self, snapshot: Any) -> None:
         self.tokens = list(snapshot)

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tandem.core.plugin import Block, Caps, Checkpoint, ModelBuilder, Options, Progress, Tokenizer, hookimpl, option
+from tandem.core.plugin import (
+    Anchor,
+    Block,
+    Caps,
+    Checkpoint,
+    ModelBuilder,
+    Options,
+    Progress,
+    Tokenizer,
+    hookimpl,
+    option,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -68,13 +79,16 @@ class Tokens:
         self.committed += [self.pending[row] for row in path]
         self.pending = []
 
-    def trim(self, length: int) -> None:
+    def anchor(self) -> Anchor:
+        return Anchor(len(self.committed), 0)
+
+    def trim(self, length: int, anchor: Anchor | None = None) -> None:
         if length > len(self.committed):
             raise ValueError(f"can't trim {len(self.committed)} rows to {length}")
         del self.committed[length:]
 
-    def snapshot(self) -> tuple[int, ...]:
-        return tuple(self.committed)
+    def snapshot(self, anchor: Anchor | None = None) -> tuple[int, ...]:
+        return tuple(self.committed[: None if anchor is None else anchor.length])
 
     def restore(self, snapshot: tuple[int, ...]) -> None:
         self.committed = list(snapshot)

@@ -4,7 +4,18 @@ from collections import abc
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.core.plugin import Cache, CacheTier, Match, Model, Moment, Options, Sequence, hookimpl, option
+from tandem.core.plugin import (
+    Cache,
+    CacheTier,
+    Match,
+    Model,
+    Moment,
+    Options,
+    Sequence,
+    common_prefix,
+    hookimpl,
+    option,
+)
 
 TANDEM_API = ">=0.2,<0.3"
 
@@ -33,7 +44,7 @@ class Prompts:
         """The entry that shares the longest beginning. Only a model that can trim may use a part of an entry."""
         best, length = None, 0
         for entry in self.entries.values():
-            shared = common(entry.tokens, tokens)
+            shared = common_prefix(entry.tokens, tokens)
             if shared > length and (self.trim or shared == len(entry.tokens)):
                 best, length = entry, shared
         if best is None:
@@ -41,16 +52,17 @@ class Prompts:
             return None
         return Match(length, best)
 
-    def resume(self, match: Match, sequence: Sequence) -> bool:
+    def resume(self, match: Match, new_sequence: abc.Callable[[], Sequence]) -> Sequence | None:
         entry: Entry = match.handle
         if entry.tokens not in self.entries:
-            return False
+            return None
+        sequence = new_sequence()
         sequence.restore(entry.snapshot)
         if match.length < len(entry.tokens):
             sequence.trim(match.length)
         self.entries[entry.tokens] = self.entries.pop(entry.tokens)
         self.hits += 1
-        return True
+        return sequence
 
     def offer(self, moment: Moment, tokens: abc.Sequence[int], sequence: Sequence) -> None:
         """Keep the ends of prompts; where a state is only useful on a grid, the places of the grid instead."""
@@ -62,6 +74,10 @@ class Prompts:
         self.shed(self.nbytes + sequence.nbytes - self.budget)
         self.entries[key] = Entry(key, sequence.snapshot(), sequence.nbytes)
         self.nbytes += sequence.nbytes
+
+    def adopt(self, tokens: abc.Sequence[int], sequence: Sequence) -> bool:
+        """This tier holds copies, never sequences."""
+        return False
 
     def shed(self, nbytes: int) -> int:
         freed = 0
@@ -81,11 +97,6 @@ class Prompts:
         held = sum(entry.nbytes for entry in self.entries.values())
         broken = [f"{self.nbytes} bytes counted, {held} held"] if held != self.nbytes else []
         return broken + ([f"{held} bytes over the budget of {self.budget}"] if held > self.budget else [])
-
-
-def common(a: abc.Sequence[int], b: abc.Sequence[int]) -> int:
-    """How many tokens `a` and `b` share from the start."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def build(options: Options, model: Model) -> CacheTier:
