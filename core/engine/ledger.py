@@ -1,0 +1,194 @@
+"""The usage ledger: one row for each request in an SQLite file. Counts and times, never text.
+
+Rows are written by a thread of the ledger's own, several in one transaction. A request only puts its row into a bounded
+queue, so a slow or broken disk costs rows, which are counted, and never a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger("tandem.ledger")
+
+PENDING = 4096
+"""Rows that may wait for the disk."""
+BUSY_S = 5.0
+"""How long a write waits for another process that has the file locked."""
+PRUNE_S = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request. Times of day are seconds since 1970, durations are milliseconds."""
+
+    id: str
+    ended_at: float
+    route: str
+    client: str
+    session: str | None
+    """The client's own name for the conversation, hashed."""
+    stream: bool
+    choices: int
+    reason: str
+    """`stop`, `length`, `tool_calls`, `timeout`, `abandoned`, `error` or `refused`."""
+    detail: str
+    """Why exactly: `eos`, `stop_string`, `max_tokens`, `constraint`, `rule:NAME`, or a refusal's code."""
+    prompt_tokens: int
+    cached_tokens: int
+    forwarded_tokens: int
+    """Prompt tokens that were read."""
+    image_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int
+    rounds: int
+    draft_tokens: int
+    draft_accepted: int
+    cache_source: str
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+    first_text_ms: float | None
+    """From the request's arrival to its first text; empty when there was none."""
+    total_ms: float
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        "CREATE TABLE requests ("
+        "id TEXT, ended_at REAL, route TEXT, client TEXT, session TEXT, stream INTEGER, choices INTEGER, "
+        "reason TEXT, detail TEXT, prompt_tokens INTEGER, cached_tokens INTEGER, forwarded_tokens INTEGER, "
+        "image_tokens INTEGER, completion_tokens INTEGER, reasoning_tokens INTEGER, rounds INTEGER, "
+        "draft_tokens INTEGER, draft_accepted INTEGER, cache_source TEXT, queue_ms REAL, prefill_ms REAL, "
+        "decode_ms REAL, first_text_ms REAL, total_ms REAL)",
+        "CREATE INDEX requests_by_time ON requests (ended_at)",
+        "CREATE INDEX requests_by_session ON requests (session, ended_at)",
+    ),
+)
+"""What brings a file from each version of the schema to the next. A later version is appended, and none is changed."""
+
+INSERT = f"INSERT INTO requests ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
+
+
+class LedgerError(Exception):
+    """The file can't be used. The message names it and says what is wrong."""
+
+
+class Ledger:
+    """Open for writing; `add` may be called from any thread."""
+
+    def __init__(self, path: Path, retention_days: float = 400) -> None:
+        """Makes the file (mode 0600), or brings an older one up to date in place. Raises LedgerError."""
+        self.path = path
+        self._retention_s = retention_days * 86400
+        self._queue: queue.Queue[Row | None] = queue.Queue(PENDING)
+        self._counts = {"rows": 0, "dropped": 0}
+        self._prune_at = 0.0
+        _prepare(path)
+        self._thread = threading.Thread(target=self._run, name="tandem-ledger", daemon=True)
+        self._thread.start()
+
+    def add(self, row: Row) -> None:
+        """Write the row soon. One that finds no room is dropped and counted."""
+        try:
+            self._queue.put_nowait(row)
+        except queue.Full:
+            self._counts["dropped"] += 1
+
+    def stats(self) -> Mapping[str, int]:
+        """`rows` written and `dropped` by this process."""
+        return dict(self._counts)
+
+    def close(self) -> None:
+        """Write what waits. Safe to call twice."""
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join(BUSY_S + 1)
+
+    def _run(self) -> None:
+        closing = False
+        while not closing:
+            rows = [self._queue.get()]
+            while not self._queue.empty() and len(rows) < 256:
+                rows.append(self._queue.get_nowait())
+            closing = None in rows
+            known = [row for row in rows if row is not None]
+            try:
+                self._write(known)
+                self._counts["rows"] += len(known)
+            except (sqlite3.Error, LedgerError) as error:
+                self._counts["dropped"] += len(known)
+                log.warning("%s: %d rows are lost: %s", self.path, len(known), error)
+
+    def _write(self, rows: list[Row]) -> None:
+        connection = _connect(self.path)  # a file that was moved away meanwhile is made anew
+        try:
+            with connection:
+                _migrate(connection)
+                connection.executemany(INSERT, [[getattr(row, name) for name in COLUMNS] for row in rows])
+                if time.monotonic() >= self._prune_at:
+                    self._prune_at = time.monotonic() + PRUNE_S
+                    connection.execute("DELETE FROM requests WHERE ended_at < ?", (time.time() - self._retention_s,))
+        finally:
+            connection.close()
+
+
+def read(path: Path, since: float = 0.0) -> list[dict[str, Any]]:
+    """The rows that ended at or after `since`, oldest first. Raises LedgerError."""
+    if not path.is_file():
+        raise LedgerError(f"{path}: there is no ledger here")
+    try:
+        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=BUSY_S)
+        try:
+            connection.row_factory = sqlite3.Row
+            found = connection.execute("SELECT * FROM requests WHERE ended_at >= ? ORDER BY ended_at", (since,))
+            return [dict(row) for row in found]
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise LedgerError(f"{path}: the ledger can't be read: {error}") from error
+
+
+def _prepare(path: Path) -> None:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        connection = _connect(path)
+        try:
+            with connection:
+                _migrate(connection)
+        finally:
+            connection.close()
+    except OSError as error:
+        raise LedgerError(f"{path}: the ledger can't be written: {error.strerror or error}") from error
+    except sqlite3.Error as error:
+        raise LedgerError(f"{path}: this is no ledger that can be written: {error}") from error
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=BUSY_S)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    return connection
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    """Bring the schema up to date. Raises LedgerError for a file of a later version."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > len(MIGRATIONS):
+        raise LedgerError(f"the ledger has schema version {version}; this Tandem writes {len(MIGRATIONS)}")
+    for statements in MIGRATIONS[version:]:
+        for statement in statements:
+            connection.execute(statement)
+    if version < len(MIGRATIONS):
+        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
