@@ -52,6 +52,17 @@ class CacheStack:
             self._guard(name, tier, partial(tier.adopt, tokens, sequence), False) for name, tier in list(self._tiers)
         )
 
+    def close(self) -> None:
+        """The server goes down: what the tiers hold is offered to the others, then each is closed."""
+        tiers = list(self._tiers)
+        for name, tier in tiers:
+            for tokens, sequence in self._guard(name, tier, lambda tier=tier: list(tier.held()), []):  # type: ignore[misc]
+                for other, taker in tiers:
+                    if taker is not tier:
+                        self._guard(other, taker, partial(taker.offer, Moment.CLOSING, tokens, sequence), None)
+        for name, tier in list(self._tiers):
+            self._guard(name, tier, tier.close, None)
+
     def clear(self) -> None:
         """Forget everything."""
         for name, tier in list(self._tiers):

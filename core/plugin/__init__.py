@@ -40,6 +40,7 @@ from tandem.core.plugin.model import (
     ModelError,
     Progress,
     Sequence,
+    Snapshot,
     Tokenizer,
     Vision,
 )
@@ -130,6 +131,7 @@ __all__ = [
     "Rule",
     "SafePoint",
     "Sequence",
+    "Snapshot",
     "Stage",
     "Steps",
     "Supervision",

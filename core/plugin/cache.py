@@ -6,7 +6,7 @@ of the picture's content. Equal keys mean equal rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -24,6 +24,8 @@ class Moment(Enum):
     """The whole prompt is committed, nothing generated yet."""
     GENERATION_END = "generation_end"
     """The generation has ended; the sequence is about to be closed."""
+    CLOSING = "closing"
+    """The server goes down, and this is what a tier still holds. A tier that outlives the process keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,10 @@ class Match:
 
 
 class CacheTier(Protocol):
-    """One store of sequence states. Calls come from the engine's thread; `stats` may come from any."""
+    """One store of sequence states. Calls come from the engine's thread; `stats` may come from any.
+
+    A tier that inherits from this class has the methods that it does not care about: `adopt`, `held` and `close`.
+    """
 
     def lookup(self, tokens: Seq[int]) -> Match | None:
         """The longest stored prefix of `tokens`, every stored token compared with the prompt's."""
@@ -57,7 +62,11 @@ class CacheTier(Protocol):
     def adopt(self, tokens: Seq[int], sequence: Sequence) -> bool:
         """The generation has ended, and nobody needs its sequence any more. True = this tier keeps the sequence itself,
         and closes it some day. Asked in the manifest's order until a tier says so."""
-        ...
+        return False
+
+    def held(self) -> Iterable[tuple[Seq[int], Sequence]]:
+        """The sequences that the tier keeps, with their tokens: offered to the other tiers when the server closes."""
+        return ()
 
     def shed(self, nbytes: int) -> int:
         """Give back at least `nbytes` if possible, cheapest first; returns the bytes freed."""
@@ -72,6 +81,10 @@ class CacheTier(Protocol):
     def check(self) -> list[str]:
         """Broken invariants, in words; empty when all is well. Called by tests and in idle time."""
         ...
+
+    def close(self) -> None:
+        """The server goes down. Write what is to be kept, and free the rest."""
+        return
 
 
 def common_prefix(a: Seq[int], b: Seq[int]) -> int:

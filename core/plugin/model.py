@@ -47,6 +47,24 @@ class Anchor:
     """The model's own."""
 
 
+class Snapshot(Protocol):
+    """A copy of a sequence's committed state that can leave the process."""
+
+    @property
+    def length(self) -> int:
+        """Its rows."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds."""
+        ...
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """Everything in it, by name: what `Model.snapshot_of` makes the same snapshot of."""
+        ...
+
+
 class Sequence(Protocol):
     """The state of one token sequence: what has been committed, plus the rows of the last block until `commit`."""
 
@@ -83,7 +101,7 @@ class Sequence(Protocol):
     def snapshot(self, anchor: Anchor | None = None) -> Any:
         """A copy of the committed state, independent of what happens to the sequence later.
 
-        With an anchor it is the state at the anchor's length.
+        With an anchor it is the state at the anchor's length. A model with a `fingerprint` gives a `Snapshot`.
         """
         ...
 
@@ -215,6 +233,16 @@ class Model(Protocol):
     @property
     def head(self) -> DraftHead | None:
         """The multi-token prediction that the checkpoint brings, or None."""
+        ...
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Changes with everything that makes a snapshot of one model useless to another: the weights, how they are
+        held, the layout of the state. None = snapshots of this model can't leave the process."""
+        ...
+
+    def snapshot_of(self, tensors: Mapping[str, torch.Tensor]) -> Snapshot:
+        """The snapshot that these tensors came from. Raises ValueError for tensors of another layout."""
         ...
 
     def new_sequence(self, max_len: int) -> Sequence:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.core.plugin import Anchor, Match, Moment, Sequence, common_prefix
+from tandem.core.plugin import Anchor, CacheTier, Match, Moment, Sequence, common_prefix
 
 LEAST = 16
 """Fewer shared tokens than this are read again sooner than found."""
@@ -37,7 +37,7 @@ class Kept:
         return self.anchors[place - 1] if place else None
 
 
-class Resident:
+class Resident(CacheTier):
     """See the contract `CacheTier`. `trim`: sequences can be cut anywhere, so no anchors are needed.
 
     The kept sequences are in the order of use, the oldest first. A sequence is either kept here or in use by the
@@ -112,6 +112,10 @@ class Resident:
         self._fit_anchors()
         return True
 
+    def held(self) -> Iterator[tuple[Seq[int], Sequence]]:
+        for kept in list(self._kept):
+            yield kept.tokens, kept.sequence
+
     def shed(self, nbytes: int) -> int:
         freed = 0
         while freed < nbytes and self._kept:
@@ -150,6 +154,9 @@ class Resident:
         if len(self._kept) > self._conversations or self._bytes() > self._budget:
             problems.append(f"{len(self._kept)} sequences of {self._bytes()} bytes pass the budget")
         return problems
+
+    def close(self) -> None:
+        self.clear()
 
     # ------------------------------------------------------------------------------------------------ its sequences
 

@@ -12,7 +12,7 @@ from tandem.core.plugin import Block, Caps, Checkpoint, DraftHead, DraftSession,
 from tandem.plugins.models._hf.tokenizer import TextTokenizer
 from tandem.plugins.models.llama.attention import depths
 from tandem.plugins.models.llama.network import Network, Rows
-from tandem.plugins.models.llama.sequence import KVSequence
+from tandem.plugins.models.llama.sequence import KVSequence, Snapshot
 from tandem.plugins.models.llama.source import Source, open_source
 from tandem.plugins.models.llama.storage import Storage
 
@@ -56,6 +56,15 @@ class LlamaModel:
         self.template: str | None = source.template
         self.template_vars: Mapping[str, Any] = source.template_vars
         self.facts: Mapping[str, Any] = storage.facts()
+        self.fingerprint: str | None = source.fingerprint(f"llama 1 {sorted(self.facts.items())}")
+
+    def snapshot_of(self, tensors: Mapping[str, torch.Tensor]) -> Snapshot:
+        config = self._config
+        rows = tensors.get("rows")
+        shape = (config.layers, 2 * config.kv_heads, config.head_dim)
+        if rows is None or rows.dtype != torch.float32 or (*rows.shape[:2], *rows.shape[3:]) != shape:
+            raise ValueError("these tensors are no snapshot of this model")
+        return Snapshot(rows)
 
     def new_sequence(self, max_len: int) -> KVSequence:
         if not 0 < max_len <= self.caps.max_len:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +26,9 @@ class Snapshot:
     @property
     def nbytes(self) -> int:
         return int(self.rows.nbytes)
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        return {"rows": self.rows}
 
 
 class KVSequence:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -61,6 +62,12 @@ class Source(ABC):
     def groups(self, name: str) -> Groups | None:
         """The tensor as it is stored, if that is 4 bits in groups of 32; rows as in `tensor`."""
         return None
+
+    def fingerprint(self, held: str) -> str:
+        """Changes with the checkpoint's files, as far as their names, sizes and times tell, and with how it is held."""
+        files = sorted(self.path.iterdir()) if self.path.is_dir() else [self.path]
+        known = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
+        return hashlib.sha256(f"{held} {known}".encode()).hexdigest()
 
     def rope_divisors(self) -> torch.Tensor | None:
         """What the checkpoint divides its rotary frequencies by, `[head_dim / 2]`, when it stores that."""

@@ -25,7 +25,7 @@ from tandem.core.engine.request import (
     SharedPrompt,
     Thinking,
 )
-from tandem.core.plugin import Action, BlockEvent, DraftTree, FinishEvent, Match, Moment, Rule, SafePoint
+from tandem.core.plugin import Action, BlockEvent, CacheTier, DraftTree, FinishEvent, Match, Moment, Rule, SafePoint
 from tandem.core.plugin.part import with_defaults
 
 
@@ -246,7 +246,7 @@ def test_a_sink_that_raises_drops_its_request_only(engines: Any) -> None:
 # ------------------------------------------------------------------------------------------------------ caches
 
 
-class Memory:
+class Memory(CacheTier):
     """A tier that keeps the state at the end of each prompt."""
 
     def __init__(self) -> None:
@@ -261,9 +261,6 @@ class Memory:
         sequence = new_sequence()
         sequence.restore(self.kept[match.handle])
         return sequence
-
-    def adopt(self, tokens: Any, sequence: Any) -> bool:
-        return False
 
     def offer(self, moment: Moment, tokens: Any, sequence: Any) -> None:
         assert list(tokens) == sequence.tokens, "the tier is told other tokens than the sequence holds"
@@ -554,3 +551,26 @@ def test_a_rule_reads_the_answer_without_the_reasoning(engines: Any) -> None:
     assert content.startswith(seen[-1].answer)
     assert "".join(event.new for event in seen) == seen[-1].answer
     assert seen[-1].answer, "no answer was seen, so nothing was proven"
+
+
+# ------------------------------------------------------------------------------------------------------- waits
+
+
+def test_a_waiting_request_knows_its_position_and_after_a_few_others_its_wait(engines: Any) -> None:
+    engine = engines(FakePlatform(SlowToy(**LONG), parallel=1))
+    for _ in range(5):
+        ask(engine, [1, 2], 60)[0].wait()
+    _, first = ask(engine, [1, 2], 200)
+    deadline = time.time() + 10
+    while first.started is None and time.time() < deadline:
+        time.sleep(0.005)
+    assert engine.outlook(first) is None
+    _, second = ask(engine, [1, 2], 30)
+    _, third = ask(engine, [1, 2], 30)
+    outlooks = [engine.outlook(job) for job in (second, third)]
+    first.cancel()
+    assert [outlook[0] for outlook in outlooks if outlook] == [1, 2]
+    (_, sooner), (_, later) = [outlook for outlook in outlooks if outlook]
+    assert sooner is not None
+    assert later is not None
+    assert later > sooner

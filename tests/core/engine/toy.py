@@ -100,6 +100,7 @@ class ToyModel:
 
     vision = None
     head = None
+    fingerprint = None
 
     def new_sequence(self, max_len: int) -> ToySequence:
         return ToySequence(max_len)

@@ -107,6 +107,7 @@ class Model:
     facts: Mapping[str, Any] = {"parameters": 0}
     vision = None
     head = None
+    fingerprint = None
 
     def __init__(self, shout: bool) -> None:
         self.tokenizer: Tokenizer = Bytes()

@@ -29,7 +29,7 @@ class Entry:
     nbytes: int
 
 
-class Prompts:
+class Prompts(CacheTier):
     """The tier. `entries` is in the order of use, the oldest first; their bytes never exceed `budget`."""
 
     def __init__(self, budget: int, trim: bool, grid: int) -> None:
@@ -74,10 +74,6 @@ class Prompts:
         self.shed(self.nbytes + sequence.nbytes - self.budget)
         self.entries[key] = Entry(key, sequence.snapshot(), sequence.nbytes)
         self.nbytes += sequence.nbytes
-
-    def adopt(self, tokens: abc.Sequence[int], sequence: Sequence) -> bool:
-        """This tier holds copies, never sequences."""
-        return False
 
     def shed(self, nbytes: int) -> int:
         freed = 0
