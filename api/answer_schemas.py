@@ -45,7 +45,7 @@ USAGE = _object(
         "prompt_tokens": COUNT,
         "completion_tokens": COUNT,
         "total_tokens": COUNT,
-        "prompt_tokens_details": _object({"cached_tokens": COUNT}),
+        "prompt_tokens_details": _object({"cached_tokens": COUNT}, {"image_tokens": COUNT}),
         "completion_tokens_details": _object({"reasoning_tokens": COUNT}),
     }
 )
@@ -91,6 +91,7 @@ MODEL = _object(
         "created": {"type": "integer"},
         "owned_by": TEXT,
         "context_length": COUNT,
+        "input_modalities": _list({"enum": ["text", "image"]}),
         "meta": {"type": "object"},
     }
 )

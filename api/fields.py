@@ -140,7 +140,11 @@ _SHARED = (
 
 CHAT = _table(
     *_SHARED,
-    honoured("messages", messages, "The conversation; a system or developer message comes first."),
+    honoured(
+        "messages",
+        messages,
+        "The conversation; a system or developer message comes first. Images where the model reads them.",
+    ),
     honoured("max_completion_tokens", integer(1), "The newer name of `max_tokens`, and the one that counts."),
     honoured("logprobs", boolean, "Whether each token comes with its log-probability."),
     honoured("top_logprobs", integer(0, 20), "With `logprobs`: so many of the likeliest tokens at each place."),
@@ -165,7 +169,7 @@ CHAT = _table(
     _tokens("reasoning_budget_tokens", "As `max_reasoning_tokens`; -1 is no limit as well."),
     _tokens("thinking_budget_tokens", "As `max_reasoning_tokens`; -1 is no limit as well."),
     accepted("metadata", "Notes of the client for itself; nothing is kept."),
-    accepted("store", "No answer is ever kept."),
+    honoured("store", boolean, "`false` keeps the text out of what drafts are made of for others; no answer is kept."),
     accepted("service_tier", "There is one tier."),
     accepted("prompt_cache_key", "Caches find prompts by their tokens."),
     accepted("prompt_cache_retention", "The caches' sizes say how long they keep what."),

@@ -15,13 +15,14 @@ from tandem.api import sse
 from tandem.api.body import read_json
 from tandem.api.chunks import ChatWriter, CompletionWriter, Head, chat_body, completion_body
 from tandem.api.errors import ApiError, refused
+from tandem.api.images import LEFT_OUT_HEADER
 from tandem.api.listener import Listener
 from tandem.api.logprobs import ChatLogprobs, CompletionLogprobs
 from tandem.api.plain import ABANDONED, Choice, Choices, run_unless_left
 from tandem.api.presenting import Presenter
 from tandem.api.readers import FieldError
 from tandem.api.record import Record
-from tandem.api.request import GenerationRequest
+from tandem.api.request import ChatRequest, GenerationRequest
 from tandem.api.service import Service
 from tandem.api.stream import AnswerStream
 from tandem.api.usage import metrics, timings, usage
@@ -89,6 +90,8 @@ class GenerateRoute:
             service.new_id(kind.writer.PREFIX), int(time.time()), service.served_name or "", service.fingerprint
         )
         record = Record(head.id, kind.route, client.kind, client.session, ask.stream, ask.n)
+        headers = {CLIENT_HEADER: client.kind, **_left_out(ask)}
+        record.image_tokens = sum(placed.picture.rows for placed in work[0].images)
         record.on_end = partial(service.regenerations.ended, ask, client)
         if ask.stream:
             return AnswerStream(
@@ -99,7 +102,7 @@ class GenerateRoute:
                 Listener(service.engine, work[0]),
                 presenter,
                 include_usage=ask.include_usage,
-                headers={CLIENT_HEADER: client.kind},
+                headers=headers,
             )
         choices = await self._choices(request, record, work, presenter)
         if choices is None:
@@ -112,12 +115,13 @@ class GenerateRoute:
             }
             for choice in choices
         ]
-        extra: dict[str, Any] = {"usage": usage([choice.stats for choice in choices], len(work) // ask.n)}
+        stats = [choice.stats for choice in choices]
+        extra: dict[str, Any] = {"usage": usage(stats, len(work) // ask.n, work[0].images)}
         if len(choices) == 1:
-            extra["timings"] = timings(choices[0].stats, record.total_s * 1e3)
-            extra["metrics"] = metrics(choices[0].stats)
+            extra["timings"] = timings(stats[0], record.total_s * 1e3)
+            extra["metrics"] = metrics(stats[0])
         answer = sse.dumps(kind.body(head, written, extra)).encode()
-        return Response(answer, media_type="application/json", headers={CLIENT_HEADER: client.kind})
+        return Response(answer, media_type="application/json", headers=headers)
 
     async def _choices(
         self, request: Request, record: Record, work: Seq[Generate], presenter: Presenter
@@ -151,6 +155,11 @@ class GenerateRoute:
 
     def _refuse(self, code: str, client: ClientMatch) -> None:
         """Count a request that the engine did not take."""
-        record = Record("-", self._kind.route, client.kind, client.session, False, reason="refused")
+        record = Record("-", self._kind.route, client.kind, client.session, False, reason="refused", detail=code)
         self._service.metrics.refused(code)
         self._service.ended(record)
+
+
+def _left_out(ask: GenerationRequest) -> dict[str, str]:
+    """The header that says how many images the prompt does not show, when there are any."""
+    return {LEFT_OUT_HEADER: str(ask.left_out)} if isinstance(ask, ChatRequest) and ask.left_out else {}

@@ -15,7 +15,7 @@ from tandem.api.record import Record
 from tandem.api.service import Service
 from tandem.api.usage import usage
 from tandem.api.work import chat_work
-from tandem.core.engine.request import CallPiece, Failed, Finished, Piece, Refused
+from tandem.core.engine.request import CallPiece, Failed, Finished, Generate, Piece, Refused
 from tandem.core.plugin import (
     AnswerEnd,
     AnswerEvent,
@@ -87,7 +87,7 @@ class ServedHost:
             work = await chat_work(service, ask, client)
             presenter = Presenter("reasoning_content", service.ids)
             listener = Listener(service.engine, work[0])
-            async for event in self._events(listener, presenter, record, ask.stream):
+            async for event in self._events(listener, presenter, record, ask.stream, work[0]):
                 yield event
         except FieldError as error:
             raise RequestError(400, str(error), error.param) from None
@@ -101,7 +101,7 @@ class ServedHost:
                 service.ended(record)
 
     async def _events(
-        self, listener: Listener, presenter: Presenter, record: Record, streamed: bool
+        self, listener: Listener, presenter: Presenter, record: Record, streamed: bool, work: Generate
     ) -> AsyncGenerator[AnswerEvent]:
         options = self._service.options
         quiet: float = options["keepalive_s"]
@@ -126,13 +126,13 @@ class ServedHost:
                     call_id = presenter.call_id() if event.name is not None else None
                     yield CallDelta(event.index, event.arguments, call_id, event.name)
                 elif isinstance(event, Failed):
-                    record.stats.append(event.stats)
+                    record.heard(event)
                     record.reason = "error"
                     raise broken(event.message)
                 elif isinstance(event, Finished):
-                    record.stats.append(event.stats)
+                    record.heard(event)
                     record.reason = event.reason
                     if event.reason == ABANDONED:
                         raise cut_off()
-                    yield AnswerEnd(event.reason, usage([event.stats]), event.detail, event.stop)
+                    yield AnswerEnd(event.reason, usage([event.stats], images=work.images), event.detail, event.stop)
                     return

@@ -41,6 +41,7 @@ class InfoRoutes:
             "created": service.started,
             "owned_by": "tandemllm",
             "context_length": service.engine.max_len,
+            "input_modalities": list(service.reads),
             "meta": dict(service.facts),
         }
 

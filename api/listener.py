@@ -24,6 +24,7 @@ class Listener:
         self._reader: asyncio.Future[None] | None = None
         self.ended = False
         """The engine has sent its last event."""
+        self._engine = engine
         self._job = engine.submit(request, self._sink)
 
     @property
@@ -35,6 +36,10 @@ class Listener:
     def started(self) -> float | None:
         """When the job left the queue, in seconds of `time.perf_counter`."""
         return self._job.started
+
+    def outlook(self) -> tuple[int, float | None] | None:
+        """The position in the queue (1 = the next) and the expected wait in seconds; None when it does not wait."""
+        return self._engine.outlook(self._job) if self.waiting else None
 
     def _sink(self, events: list[Event]) -> None:
         # The loop is closed when a forced stop did not wait for the engine; nobody is left to read then.

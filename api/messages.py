@@ -14,6 +14,7 @@ ROLES = (*SYSTEM, "user", "assistant", "tool")
 BETWEEN_SYSTEM_MESSAGES = "\n\n"
 
 Messages = tuple[Mapping[str, Any], ...]
+Part = dict[str, Any]
 
 CONTENT: Schema = {
     "anyOf": [
@@ -68,10 +69,12 @@ MESSAGES: Schema = {
 
 @takes(MESSAGES)
 def messages(value: Any, place: Place) -> Messages:
-    """The conversation: at most one system message, first; every content a string.
+    """The conversation: at most one system message, first; every content a string, or a list of parts where there is a
+    picture among them.
 
     System and developer messages at the start become one, because a template reads one. Text parts are joined with
-    nothing between them, as the templates that read parts themselves write them.
+    nothing between them, as the templates that read parts themselves write them. A picture is an `image` part, which
+    takes the place of a client's `image_url` before (`api/images`).
     """
     if not isinstance(value, list) or not value:
         raise place.wrong("a list with at least one message", value)
@@ -90,6 +93,12 @@ def messages(value: Any, place: Place) -> Messages:
         return tuple(read)
     joined = BETWEEN_SYSTEM_MESSAGES.join(message["content"] for message in read[:start])
     return ({**read[0], "role": "system", "content": joined}, *read[start:])
+
+
+def content_text(message: Mapping[str, Any]) -> str:
+    """The text of a message that `messages` has read, without its pictures."""
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 def _message(value: Any, place: Place) -> dict[str, Any]:
@@ -111,18 +120,32 @@ def _message(value: Any, place: Place) -> dict[str, Any]:
     return message
 
 
-def _content(value: Any, place: Place) -> str:
+def _content(value: Any, place: Place) -> str | list[Part]:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise place.wrong("a string or a list of parts", value)
-    return "".join(_part(part, place.item(index)) for index, part in enumerate(value))
+    parts: list[Part] = []
+    for index, item in enumerate(value):
+        part = _part(item, place.item(index))
+        if not isinstance(part, str):
+            parts.append(part)
+        elif parts and parts[-1]["type"] == "text":
+            parts[-1]["text"] += part
+        else:
+            parts.append({"type": "text", "text": part})
+    if any(part["type"] != "text" for part in parts):
+        return parts
+    return parts[0]["text"] if parts else ""
 
 
-def _part(value: Any, place: Place) -> str:
+def _part(value: Any, place: Place) -> str | Part:
+    """A part's text, or the part itself when it is a picture."""
     part = mapping(value, place)
     kind = part.get("type")
     match kind:
+        case "image":
+            return {name: part[name] for name in ("type", "id") if name in part}
         case "text" | "input_text" | "output_text":
             return text()(part.get("text"), place.key("text"))
         case "refusal":

@@ -46,6 +46,8 @@ class Metrics:
         self._reasoning = self._counter("reasoning_tokens", "Those of them that are reasoning.")
         self._drafted = self._counter("spec_decode_num_draft_tokens", "Drafted tokens that were verified.")
         self._accepted = self._counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
+        self._images = self._counter("images", "Images that a prompt showed.")
+        self._left_out = self._counter("images_left_out", "Images of conversations that had more than fit.")
         self._first = self._histogram("time_to_first_token_seconds", "From the request to its first text.", SECONDS)
         self._per_token = self._histogram("time_per_output_token_seconds", "Decode time by token.", PER_TOKEN_S)
         self._latency = self._histogram("e2e_request_latency_seconds", "From the request to its end.", SECONDS)
@@ -70,6 +72,11 @@ class Metrics:
 
     def plugin_fault(self, kind: str, name: str) -> None:
         self._plugin_faults.labels(kind, name).inc()
+
+    def images(self, shown: int, left_out: int) -> None:
+        """A request brought images: so many are shown, so many are not."""
+        self._images.inc(shown)
+        self._left_out.inc(left_out)
 
     def ended(self, record: Record) -> None:
         """Count a request that is over."""

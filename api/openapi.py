@@ -62,7 +62,7 @@ ROUTES: Mapping[str, About] = {
         GENERATION,
         "CompletionRequest",
     ),
-    "/v1/models": About("The served model: its name, context length and facts.", "ModelList"),
+    "/v1/models": About("The served model: its name, context length, what it reads and its facts.", "ModelList"),
     "/v1/models/{id}": About("The same model by its name; a 404 for any other name.", "Model", (404,)),
     "/v1/plugins": About(
         "Every installed plugin with its state, and the reason of each that failed.",

@@ -110,7 +110,7 @@ class Choices:
                         message.add(event)
                         logprobs += event.logprobs if isinstance(event, Piece) else ()
                     elif isinstance(event, Finished | Failed):
-                        self._record.stats.append(event.stats)
+                        self._record.heard(event)
                         return self._choice(event, message, logprobs)
                 if patience.over:
                     raise waited_too_long(self._patience_s)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tandem.core.engine.request import Stats
+from tandem.core.engine.ledger import Row
+from tandem.core.engine.request import Failed, Finished, Stats
 
 log = logging.getLogger("tandem.api")
 
@@ -28,11 +30,20 @@ class Record:
     first_text: float | None = None
     """When the first text went out; None while there is none."""
     reason: str = "error"
-    """`stop`, `length`, `timeout`, `abandoned`, `error` or `refused`."""
+    """`stop`, `length`, `tool_calls`, `timeout`, `abandoned`, `error` or `refused`."""
+    detail: str = ""
+    """Why exactly, as the engine says it; for a refusal its code."""
+    image_tokens: int = 0
+    """Prompt tokens that are rows of pictures."""
     stats: list[Stats] = field(default_factory=list)
     """One for each choice that ended."""
     on_end: Callable[[Record], None] | None = None
     """Told when the request is over."""
+
+    def heard(self, last: Finished | Failed) -> None:
+        """A choice has ended."""
+        self.stats.append(last.stats)
+        self.detail = last.detail if isinstance(last, Finished) else "failed"
 
     def spoke(self) -> None:
         """Text goes out now."""
@@ -71,4 +82,35 @@ class Record:
             sum(choice.prefill_ms for choice in stats),
             sum(choice.decode_ms for choice in stats),
             self.total_s * 1e3,
+        )
+
+    def row(self) -> Row:
+        """The request in the ledger."""
+        stats = self.stats
+        first = None if self.first_text is None else (self.first_text - self.began) * 1e3
+        return Row(
+            id=self.id,
+            ended_at=time.time(),
+            route=self.route,
+            client=self.client,
+            session=None if self.session is None else hashlib.sha256(self.session.encode()).hexdigest()[:16],
+            stream=self.stream,
+            choices=self.n,
+            reason=self.reason,
+            detail=self.detail,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            forwarded_tokens=max(0, self.prompt_tokens - self.cached_tokens),
+            image_tokens=self.image_tokens,
+            completion_tokens=sum(choice.completion_tokens for choice in stats),
+            reasoning_tokens=sum(choice.reasoning_tokens for choice in stats),
+            rounds=sum(choice.rounds for choice in stats),
+            draft_tokens=sum(choice.draft_tokens for choice in stats),
+            draft_accepted=sum(choice.draft_accepted for choice in stats),
+            cache_source=next((choice.cache_source for choice in stats if choice.cached_tokens), "none"),
+            queue_ms=sum(choice.queue_ms for choice in stats),
+            prefill_ms=sum(choice.prefill_ms for choice in stats),
+            decode_ms=sum(choice.decode_ms for choice in stats),
+            first_text_ms=first,
+            total_ms=self.total_s * 1e3,
         )

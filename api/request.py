@@ -14,6 +14,7 @@ from tandem.api.readers import FieldError
 from tandem.api.thinking import Wish, read_wish
 from tandem.api.tools import ToolChoice, Tools, function_names
 from tandem.core.engine.request import Sampling
+from tandem.core.plugin.vision import Picture
 
 AUTO = ToolChoice("auto")
 
@@ -46,6 +47,12 @@ class GenerationRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(GenerationRequest):
     messages: Messages
+    pictures: tuple[Picture, ...] = ()
+    """One for each image part of the messages, in their order."""
+    left_out: int = 0
+    """Images, the conversation's oldest, that are not among them."""
+    keep_text: bool = True
+    """Whether the text may be kept for other requests."""
     tools: Tools = ()
     tool_choice: ToolChoice = AUTO
     parallel_tool_calls: bool | None = None
@@ -96,6 +103,7 @@ def read_chat(body: Mapping[str, Any], vocab_size: int, defaults: Defaults) -> C
         wish=wish,
         reasoning_format=values.get("reasoning_format"),
         template_kwargs=_template_kwargs(values, wish),
+        keep_text=values.get("store", True),
     )
 
 

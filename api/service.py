@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import random
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, TypeVar
 
 from tandem.api.clients import Clients
 from tandem.api.errors import ApiError, draining
 from tandem.api.images import ImageDoor, Limits
 from tandem.api.listener import Listener
+from tandem.api.messages import content_text
 from tandem.api.metrics import Metrics
 from tandem.api.presenting import Presenter
 from tandem.api.prompts import PlainPrompt
@@ -31,12 +34,14 @@ from tandem.api.request import (
     read_completion,
 )
 from tandem.core.engine.engine import Engine
+from tandem.core.engine.ledger import Ledger, LedgerError
 from tandem.core.engine.notation import Notation, notation_of
 from tandem.core.engine.prompt import Prompt, PromptError
-from tandem.core.engine.request import Refused
+from tandem.core.engine.request import PlacedPicture, Refused
 from tandem.core.kernel import Platform, StartError
-from tandem.core.plugin import ClientMatch, Model
+from tandem.core.plugin import ClientMatch, Model, state_dir
 
+log = logging.getLogger("tandem.api")
 T = TypeVar("T")
 
 INLINE_CHARACTERS = 4_000
@@ -58,6 +63,8 @@ class Rendered:
     ids: list[int]
     continued: bool
     """It ends inside the assistant's last message, which the answer goes on with."""
+    images: tuple[PlacedPicture, ...] = ()
+    """Where the ids show which picture."""
 
 
 class Service:
@@ -83,11 +90,14 @@ class Service:
         # Not os.urandom for each: a system call gives Python's lock away, and gets it back when the engine lets go.
         self.ids = random.Random()
         self._prompt = Prompt(platform.model) if platform.model else None
+        self.ledger = _ledger(self.options)
         self.running: dict[str, Listener] = {}
         """The streamed answers that run now, by their ids."""
         self.regenerations = Regenerations(self.options)
-        # No model family reads pictures yet, so the door refuses every image by name.
-        self._images = ImageDoor(None, Limits.of(self.options))
+        vision = platform.model.vision if platform.model else None
+        self._images = ImageDoor(vision.processor if vision else None, Limits.of(self.options))
+        self.reads = ("text", "image") if vision else ("text",)
+        """What the model takes in a message."""
         self._notation = _notation(platform, self.options["format"])
 
     def new_id(self, prefix: str) -> str:
@@ -138,7 +148,14 @@ class Service:
         taken = await self._images.take(body.get("messages"))
         if taken.messages is not None:
             body = {**body, "messages": taken.messages}
-        return read_chat(body, model.tokenizer.vocab_size, self.defaults)
+        ask = read_chat(body, model.tokenizer.vocab_size, self.defaults)
+        if not taken.pictures and not taken.left_out:
+            return ask
+        self.metrics.images(len(taken.pictures), taken.left_out)
+        if taken.left_out:
+            shown = len(taken.pictures)
+            log.info("images: left out the oldest %d of %d", taken.left_out, taken.left_out + shown)
+        return replace(ask, pictures=taken.pictures, left_out=taken.left_out)
 
     async def read_completion(self, body: Mapping[str, Any]) -> CompletionRequest:
         """Raises FieldError for the first wrong field."""
@@ -147,10 +164,12 @@ class Service:
     def close(self) -> None:
         """The server is down."""
         self._images.close()
+        if self.ledger is not None:
+            self.ledger.close()
 
     async def chat_prompt(self, ask: ChatRequest) -> Rendered:
         """The conversation as text and token ids. Raises ApiError when the template refuses it."""
-        size = sum(len(message["content"]) for message in ask.messages)
+        size = sum(len(content_text(message)) for message in ask.messages)
         return await self._off_loop(partial(self._render, ask), size, "messages")
 
     def _render(self, ask: ChatRequest) -> Rendered:
@@ -162,8 +181,9 @@ class Service:
             ask.messages, ask.template_tools, **{"add_generation_prompt": not continued, **ask.template_kwargs}
         )
         if continued:
-            text = _unfinished(text, last["content"])
-        return Rendered(text, prompt.text(text), continued)
+            text = _unfinished(text, prompt.as_text(_last_words(last["content"])))
+        ids, images = prompt.placed(prompt.ids(text), ask.pictures)
+        return Rendered(text, ids, continued, images)
 
     async def plain_prompt(self, prompt: PlainPrompt) -> list[int]:
         """The token ids of a completion's prompt. Raises ApiError when it holds none."""
@@ -194,8 +214,22 @@ class Service:
         """A request is over: one log line, and the counters."""
         record.write()
         self.metrics.ended(record)
+        if self.ledger is not None:
+            self.ledger.add(record.row())
         if record.on_end is not None:
             record.on_end(record)
+
+
+def _ledger(options: Mapping[str, Any]) -> Ledger | None:
+    """Raises StartError for a file that can't be one: who asked for a ledger wants no server without it."""
+    wanted = options["ledger"]
+    if wanted is None:
+        return None
+    try:
+        path = state_dir() / "ledger.sqlite" if wanted == "auto" else Path(wanted).expanduser()
+        return Ledger(path, options["ledger_days"])
+    except (LedgerError, OSError) as error:
+        raise StartError(f"server.ledger: {error}") from None
 
 
 def _notation(platform: Platform, wanted: str) -> Notation | None:
@@ -205,6 +239,11 @@ def _notation(platform: Platform, wanted: str) -> Notation | None:
         return notation_of(platform, platform.model, wanted)
     except ValueError as error:
         raise StartError(f"server.format: {error}") from None
+
+
+def _last_words(content: str | Seq[Mapping[str, Any]]) -> str:
+    """The text that a message ends with; empty behind a picture."""
+    return content if isinstance(content, str) else content[-1].get("text", "")
 
 
 def _unfinished(text: str, content: str) -> str:

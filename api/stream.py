@@ -30,6 +30,7 @@ from tandem.core.engine.request import (
     Refused,
     TokenLogprob,
 )
+from tandem.core.engine.waits import in_words
 
 log = logging.getLogger("tandem.api")
 
@@ -138,7 +139,7 @@ class AnswerStream:
             if out:
                 self._record.spoke()
             if last is not None:
-                self._record.stats.append(last.stats)
+                self._record.heard(last)
                 if isinstance(last, Failed) or last.reason == ABANDONED:
                     if out:
                         await self._speak(out)
@@ -162,7 +163,7 @@ class AnswerStream:
             timed = {"timings": timings(last.stats, self._record.total_s * 1e3), "metrics": metrics(last.stats)}
         if self._include_usage is False:
             return self._writer.finish(reason, orphans, timed) + sse.DONE
-        cost = {"usage": usage(self._record.stats, len(self._work)), **timed}
+        cost = {"usage": usage(self._record.stats, len(self._work), self._work[0].images), **timed}
         if self._include_usage is None:
             return self._writer.finish(reason, orphans, cost) + sse.DONE
         return self._writer.finish(reason, orphans, {}) + self._writer.closing(cost) + sse.DONE
@@ -233,7 +234,16 @@ class AnswerStream:
         limit: float = self._service.options["request_timeout_s"]
         if self._listener.waiting and self._record.total_s > limit:
             raise waited_too_long(limit)
-        await self._write([sse.comment("waiting" if self._listener.waiting else "keep-alive")])
+        await self._write([sse.comment(self._waiting() or "keep-alive")])
+
+    def _waiting(self) -> str | None:
+        """Where the request stands in the queue, in words; None when it does not wait."""
+        outlook = self._listener.outlook()
+        if outlook is None:
+            return None
+        position, seconds = outlook
+        about = "" if seconds is None else f", about {in_words(seconds)}"
+        return f"waiting, position {position}{about}, {self._record.total_s:.0f} s so far"
 
     async def _watch(self, receive: Receive) -> None:
         """Cancels the job as soon as the client has gone."""
@@ -250,4 +260,4 @@ class AnswerStream:
             with contextlib.suppress(TimeoutError):
                 last = await asyncio.wait_for(listener.last(), LAST_WORD_S)
         if last is not None:
-            self._record.stats.append(last.stats)
+            self._record.heard(last)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from tandem.core.engine.request import Stats
+from tandem.core.engine.request import PlacedPicture, Stats
 
 
-def usage(stats: Seq[Stats], prompts: int = 1) -> dict[str, Any]:
+def usage(stats: Seq[Stats], prompts: int = 1, images: Seq[PlacedPicture] = ()) -> dict[str, Any]:
     """The counts of all choices. They stand prompt by prompt: `len(stats) / prompts` choices of each.
 
-    A prompt counts once however many answers it has, and so do its cached tokens.
+    A prompt counts once however many answers it has, and so do its cached tokens. `images` are those of the one prompt:
+    each of their rows is a prompt token, and `image_tokens` says how many that are when there are any.
     """
     first = stats[:: len(stats) // prompts]
     prompt = sum(choice.prompt_tokens for choice in first)
@@ -20,7 +21,10 @@ def usage(stats: Seq[Stats], prompts: int = 1) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in first)},
+        "prompt_tokens_details": {
+            "cached_tokens": sum(choice.cached_tokens for choice in first),
+            **({"image_tokens": sum(placed.picture.rows for placed in images)} if images else {}),
+        },
         "completion_tokens_details": {"reasoning_tokens": sum(choice.reasoning_tokens for choice in stats)},
     }
 

@@ -47,6 +47,8 @@ async def chat_work(service: Service, ask: ChatRequest, client: ClientMatch) -> 
         messages=ask.messages,
         client=client.kind,
         cache=ask.cache,
+        images=rendered.images,
+        keep_text=ask.keep_text,
     )
     return _choices(first, ask.n)
 

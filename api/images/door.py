@@ -85,7 +85,7 @@ class ImageDoor:
         last = await self._read_all(newest, self._processor)
         kept, left_out = await self._earlier(parts, last, self._processor)
         pictures = await _in_order(self._decoded(encoded, self._processor) for encoded in kept)
-        return ImagesOutcome(replaced(messages, parts, left_out), tuple(pictures), left_out)
+        return ImagesOutcome(replaced(messages, parts, pictures), tuple(pictures), left_out)
 
     async def _earlier(
         self, parts: Seq[ImagePart], last: list[_Encoded], processor: ImageProcessor

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
 from tandem.api.images.errors import ImageError
 from tandem.api.readers import shown
+from tandem.core.plugin.vision import Picture
 
 IMAGE_PART: Mapping[str, Any] = {"type": "image"}
-"""What stands in a message for an image that the prompt shows; chat templates write their placeholder for it."""
+"""What stands in a message for an image that the prompt shows; chat templates write their placeholder for it. It has
+the `id` of its picture besides: two conversations with other pictures are not the same."""
 
 LEFT_OUT_PART: Mapping[str, Any] = {
     "type": "text",
@@ -88,13 +90,15 @@ def _url(value: Any, param: str) -> str:
     return url
 
 
-def replaced(messages: Seq[Any], images: Iterable[ImagePart], left_out: int) -> list[Any]:
-    """The messages with `LEFT_OUT_PART` for the first `left_out` of `images` and `IMAGE_PART` for the others. The
-    originals stay as they are, and messages without an image are the same objects."""
+def replaced(messages: Seq[Any], images: Seq[ImagePart], pictures: Seq[Picture]) -> list[Any]:
+    """The messages with `IMAGE_PART` for the last of the `images`, whose `pictures` these are, and `LEFT_OUT_PART` for
+    those before. The originals stay as they are, and messages without an image are the same objects."""
+    left_out = len(images) - len(pictures)
     out = list(messages)
     for number, image in enumerate(images):
         if out[image.message] is messages[image.message]:
             original = messages[image.message]
             out[image.message] = {**original, "content": list(original["content"])}
-        out[image.message]["content"][image.part] = dict(LEFT_OUT_PART if number < left_out else IMAGE_PART)
+        part = {**IMAGE_PART, "id": pictures[number - left_out].id} if number >= left_out else dict(LEFT_OUT_PART)
+        out[image.message]["content"][image.part] = part
     return out

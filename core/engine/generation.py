@@ -27,6 +27,7 @@ from tandem.core.engine.request import (
 )
 from tandem.core.engine.sampling import Sampler
 from tandem.core.engine.steering import Steering
+from tandem.core.engine.waits import Running
 from tandem.core.plugin import (
     Block,
     BlockEvent,
@@ -366,6 +367,28 @@ class Generation:
         """The engine can't go on with this request."""
         if self.phase is not Phase.DONE:
             self._close(Failed(message, self.final_stats()), keep=False)
+
+    @property
+    def kind(self) -> str:
+        """Requests of one kind write answers of like lengths."""
+        thinking = self.request.thinking
+        return "thinking" if thinking is not None and thinking.opened else "plain"
+
+    def live(self) -> Running:
+        """Where it is now. Safe from any thread."""
+        now = self._clock()
+        decoding = self.phase is Phase.DECODE
+        read, reading = self.done - self.stats.cached_tokens, (self._prefilled if decoding else now) - self._began
+        written, writing = len(self.output), now - self._prefilled if decoding else 0.0
+        return Running(
+            held_s=now - self._began,
+            kind=self.kind,
+            prefill_left=0 if decoding else len(self.request.prompt) - self.done,
+            written=written,
+            max_tokens=self.request.max_tokens,
+            prefill_per_s=read / reading if read > 0 and reading > 0 else None,
+            decode_per_s=written / writing if written > 1 and writing > 0 else None,
+        )
 
     def final_stats(self) -> Stats:
         now = self._clock()

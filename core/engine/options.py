@@ -110,6 +110,19 @@ SERVER_OPTIONS = {
     "trust_loopback": option(
         "boolean", "Whether a request from this machine itself, with no proxy between, needs no admin token.", True
     ),
+    "drafter_check": option(
+        "boolean",
+        "Whether each drafter runs a few short generations at start; one that changes a token or breaks the contract "
+        "is switched off.",
+        True,
+    ),
+    "ledger": option(
+        ["string", "null"],
+        "The SQLite file that gets one row for each request, counts and times only; `auto` is `ledger.sqlite` in the "
+        "state directory, `null` keeps none.",
+        None,
+    ),
+    "ledger_days": option("number", "How long the ledger keeps a row, in days.", 400, exclusiveMinimum=0),
     "torch_threads": option("integer", "CPU threads for the model; 0 leaves torch's own choice.", 0, minimum=0),
     **IMAGE_OPTIONS,
 }

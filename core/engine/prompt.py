@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence as Seq
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from tandem.core.engine.request import PlacedPicture
 from tandem.core.plugin import Model
+
+if TYPE_CHECKING:
+    from tandem.core.plugin.vision import Picture
+
+SEAM = "\ufdd0"
+"""Stands inside a placeholder that a client wrote as text, so that it is none. Unicode reserves the character for such
+use inside a program: no text holds it."""
+
+ONE_PICTURE = ({"role": "user", "content": [{"type": "image"}]},)
 
 
 class PromptError(Exception):
@@ -25,6 +36,11 @@ class Prompt:
         self._tokenizer = model.tokenizer
         self._vars = dict(model.template_vars)
         self._template = _compile(model.template) if model.template else None
+        self._picture = model.vision.token if model.vision is not None else None
+        self._mark = ""
+        if self._picture is not None:
+            self._mark = self._find_mark(self._picture)
+        self._seamed = self._mark[:1] + SEAM + self._mark[1:]
 
     def chat(
         self, messages: Seq[Mapping[str, Any]], tools: Seq[Mapping[str, Any]] | None = None, **kwargs: Any
@@ -33,16 +49,17 @@ class Prompt:
 
         Raises PromptError when there is no template, the template refuses, or nothing is rendered.
         """
-        return self.text(self.render(messages, tools, **kwargs))
+        return self.ids(self.render(messages, tools, **kwargs))
 
     def render(
         self, messages: Seq[Mapping[str, Any]], tools: Seq[Mapping[str, Any]] | None = None, **kwargs: Any
     ) -> str:
-        """The conversation as the template writes it."""
+        """The conversation as the template writes it. A content part `{"type": "image"}` becomes the model's
+        placeholder; the placeholder's text anywhere else is text, `as_text` of it."""
         if self._template is None:
             raise PromptError("this model has no chat template; use /v1/completions with a plain prompt")
-        names = {**self._vars, "add_generation_prompt": True, **kwargs, "messages": list(messages)}
-        names["tools"] = list(tools) if tools else None
+        given = {**kwargs, "messages": list(messages), "tools": list(tools) if tools else None}
+        names = {**self._vars, "add_generation_prompt": True, **(self._all_text(given) if self._mark else given)}
         try:
             return self._template.render(**names)
         except jinja2.TemplateError as error:
@@ -52,7 +69,72 @@ class Prompt:
 
     def text(self, text: str) -> list[int]:
         """Ids of a plain prompt. Raises PromptError when it holds no token."""
-        ids = self._tokenizer.encode(text)
+        return self._some(self._tokenizer.encode(text))
+
+    def ids(self, rendered: str) -> list[int]:
+        """Ids of what `render` returned: what a client wrote is never a placeholder. Raises PromptError when it holds
+        no token."""
+        if not self._mark or self._seamed not in rendered:
+            return self.text(rendered)
+        # Encoded apart, the two halves spell the placeholder and are none.
+        first, *others = rendered.split(self._seamed)
+        parts = [first + self._mark[:1], *(self._mark[1:] + part + self._mark[:1] for part in others)]
+        parts[-1] = parts[-1].removesuffix(self._mark[:1])
+        return self._some([token for part in parts for token in self._tokenizer.encode(part)])
+
+    def as_text(self, words: str) -> str:
+        """A client's words as `render` gives them to the template."""
+        return words.replace(self._mark, self._seamed) if self._mark else words
+
+    def placed(self, ids: Seq[int], pictures: Seq[Picture]) -> tuple[list[int], tuple[PlacedPicture, ...]]:
+        """The ids with each placeholder repeated for the rows of its picture, and where the pictures are.
+
+        Raises PromptError when the template did not write one placeholder for each picture.
+        """
+        token = self._picture
+        places = [place for place, each in enumerate(ids) if each == token] if token is not None else []
+        if len(places) != len(pictures):
+            raise PromptError(
+                f"the chat template writes a placeholder for {len(places)} images, and the request shows "
+                f"{len(pictures)}; it must write one for each"
+            )
+        prompt: list[int] = []
+        placed: list[PlacedPicture] = []
+        read = 0
+        for place, picture in zip(places, pictures, strict=True):
+            prompt += ids[read:place]
+            placed.append(PlacedPicture(len(prompt), picture))
+            prompt += [ids[place]] * picture.rows
+            read = place + 1
+        prompt += ids[read:]
+        return prompt, tuple(placed)
+
+    def _all_text(self, value: Any) -> Any:
+        """The value with no placeholder in any of its strings; what holds none stays the same object."""
+        if isinstance(value, str):
+            return self.as_text(value) if self._mark in value else value
+        if isinstance(value, Mapping):
+            return {self._all_text(key): self._all_text(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._all_text(item) for item in value]
+        return value
+
+    def _find_mark(self, token: int) -> str:
+        """The placeholder's text: the shortest piece of a rendered picture that encodes to its id. Empty when the
+        template shows no picture."""
+        try:
+            rendered = self.render(ONE_PICTURE)
+        except PromptError:
+            return ""
+        encode = self._tokenizer.encode
+        if token not in encode(rendered):
+            return ""
+        sizes = range(len(rendered) + 1)
+        end = bisect_left(sizes, True, key=lambda size: token in encode(rendered[:size]))
+        start = bisect_left(sizes, True, hi=end, key=lambda at: token not in encode(rendered[at:end])) - 1
+        return rendered[start:end]
+
+    def _some(self, ids: list[int]) -> list[int]:
         if not ids:
             raise PromptError("the prompt renders to no token")
         return ids

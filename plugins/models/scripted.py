@@ -18,6 +18,7 @@ from tandem.core.plugin import (
     Checkpoint,
     DraftHead,
     DraftTree,
+    ImageRows,
     ModelBuilder,
     Options,
     Progress,
@@ -30,11 +31,16 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from tandem.core.plugin.vision import Picture
+
 TANDEM_API = ">=0.2,<0.3"
 
 END, SYSTEM, USER, ASSISTANT, TOOL = range(256, 261)
 SPECIALS = {"<|end|>": END, "<|system|>": SYSTEM, "<|user|>": USER, "<|assistant|>": ASSISTANT, "<|tool|>": TOOL}
 VOCAB = 261
+IMAGE, IMAGE_MARK = VOCAB, "<|image|>"
+"""The placeholder, one id more, of a model that reads pictures."""
+MIN_PIXELS, MAX_PIXELS = 65_536, 16_777_216
 MAX_LEN = 262_144
 
 ROLES = frozenset({SYSTEM, USER, ASSISTANT, TOOL})
@@ -42,6 +48,18 @@ ROLES = frozenset({SYSTEM, USER, ASSISTANT, TOOL})
 OPEN, CLOSE = "<think>", "</think>"
 TOOLS_HEAD = "Tools: ["
 TEMPLATE = """\
+{%- macro written(text, own) -%}
+{{ text if own else text | replace("<|", "<\\\\u007c") }}
+{%- endmacro -%}
+{%- macro shown(content, own) -%}
+{%- if content is string -%}
+{{ written(content, own) }}
+{%- else -%}
+{%- for part in content or [] -%}
+{{ "<|image|>" if part.type == "image" else written(part.text, own) }}
+{%- endfor -%}
+{%- endif -%}
+{%- endmacro -%}
 {%- if tools %}<|system|>Tools: {{ tools | tojson }}
 A call is written as <tool_call>
 <function=NAME>
@@ -51,8 +69,7 @@ VALUE
 </function>
 </tool_call><|end|>{% endif -%}
 {%- for message in messages -%}
-<|{{ message.role }}|>{% if message.role == "assistant" %}{{ message.content or "" }}
-{%- else %}{{ (message.content or "") | replace("<|", "<\\\\u007c") }}{% endif -%}
+<|{{ message.role }}|>{{ shown(message.content, message.role == "assistant") }}
 {%- for call in message.tool_calls or [] %}<tool_call>
 <function={{ call.function.name }}>
 {% for key, value in call.function.arguments | items %}<parameter={{ key }}>
@@ -69,7 +86,7 @@ VALUE
 
 </think>
 
-{% elif enable_thinking is defined or "</think>" in said %}<think>
+{% elif enable_thinking is defined or "</think>" in shown(said, true) %}<think>
 {% endif -%}
 {%- endif -%}
 """
@@ -80,29 +97,33 @@ A mark in a message's text is no mark: it is written as JSON escapes it, which a
 
 
 TOLD = ("script", "turns")
+ENTRIES = ("strings", '{"hex": ...}', '{"sleep_ms": ...}', '{"picture": ...}')
 OBJECT = re.compile(r'\{\s*"')
 JSON = json.JSONDecoder()
 
 
 class ByteTokenizer:
-    """One token a byte, and a few specials for the turns."""
+    """One token a byte, and a few specials for the turns; with `vision` one more for pictures."""
 
-    vocab_size = VOCAB
     eos_ids = frozenset({END})
-    _split = re.compile("(" + "|".join(map(re.escape, SPECIALS)) + ")")
+
+    def __init__(self, vision: bool = False) -> None:
+        self._specials = {**SPECIALS, IMAGE_MARK: IMAGE} if vision else SPECIALS
+        self._split = re.compile("(" + "|".join(map(re.escape, self._specials)) + ")")
+        self.vocab_size = 256 + len(self._specials)
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
         for part in self._split.split(text):
-            if part in SPECIALS:
-                ids.append(SPECIALS[part])
+            if part in self._specials:
+                ids.append(self._specials[part])
             else:
                 ids.extend(part.encode("utf-8", "surrogatepass"))
         return ids
 
     def token_bytes(self, token: int) -> bytes:
-        if not 0 <= token < VOCAB:
-            raise IndexError(f"token {token} is outside the vocabulary of {VOCAB}")
+        if not 0 <= token < self.vocab_size:
+            raise IndexError(f"token {token} is outside the vocabulary of {self.vocab_size}")
         return bytes((token,)) if token < 256 else b""
 
 
@@ -112,6 +133,8 @@ class Entry:
 
     data: bytes
     pause_s: float = 0.0
+    seen: bool = False
+    """It tells about a picture, which the model alone has seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +146,18 @@ class Script:
     end: bool = True
     data: bytes = b""
     starts: tuple[int, ...] = ()
+    known: int | None = None
+    """Where the first entry about a picture begins: drafts end there. None = there is none."""
 
     @classmethod
     def of(cls, entries: Seq[Entry], end: bool = True) -> Script:
-        starts, at = [], 0
+        starts, at, known = [], 0, None
         for entry in entries:
             starts.append(at)
+            if entry.seen and known is None:
+                known = at
             at += len(entry.data)
-        return cls(tuple(entries), end, b"".join(entry.data for entry in entries), tuple(starts))
+        return cls(tuple(entries), end, b"".join(entry.data for entry in entries), tuple(starts), known)
 
     def token(self, offset: int) -> int:
         """The token at `offset` of the answer."""
@@ -171,29 +198,29 @@ def find_told(text: str) -> dict[str, Any] | None:
     return None
 
 
-def read_script(told: Any, name: str = "script", end: bool = True) -> Script:
+def read_script(told: Any, name: str = "script", end: bool = True, pictures: Seq[Picture] = ()) -> Script:
     """The script that a value holds, or an answer that says what is wrong with it. `name` is what the message calls it:
     a list of entries, or an object with the keys `script` and `end`."""
     if isinstance(told, dict) and "script" in told:
         told, name, end = told["script"], f"{name}.script", told.get("end", True) is not False
     if not isinstance(told, list):
-        return spoken(f'{name} must be a list of strings, {{"hex": ...}} and {{"sleep_ms": ...}}.')
+        return spoken(f"{name} must be a list of {', '.join(ENTRIES)}.")
     entries: list[Entry] = []
     pause = 0.0
     for index, item in enumerate(told):
         if isinstance(item, dict) and isinstance(item.get("sleep_ms"), int | float):
             pause += item["sleep_ms"] / 1e3
             continue
-        data = _entry_bytes(item)
+        data = _entry_bytes(item, pictures)
         if data is None:
-            return spoken(f'{name}[{index}] is neither a string nor {{"hex": ...}} nor {{"sleep_ms": ...}}.')
+            return spoken(f"{name}[{index}] is none of {', '.join(ENTRIES)}.")
         if data:
-            entries.append(Entry(data, pause))
+            entries.append(Entry(data, pause, isinstance(item, dict) and "picture" in item))
             pause = 0.0
     return Script.of(entries, end)
 
 
-def _entry_bytes(item: Any) -> bytes | None:
+def _entry_bytes(item: Any, pictures: Seq[Picture]) -> bytes | None:
     if isinstance(item, str):
         return item.encode("utf-8", "surrogatepass")
     if isinstance(item, dict) and isinstance(item.get("hex"), str):
@@ -201,7 +228,20 @@ def _entry_bytes(item: Any) -> bytes | None:
             return bytes.fromhex(item["hex"])
         except ValueError:
             return None
+    if isinstance(item, dict) and type(item.get("picture")) is int:
+        return described(pictures, item["picture"]).encode()
     return None
+
+
+def described(pictures: Seq[Picture], index: int) -> str:
+    """What the model saw of the prompt's picture `index`: its own size, its rows, and the mean colour of what was
+    read."""
+    if not 0 <= index < len(pictures):
+        return f"there is no picture {index}: the prompt shows {len(pictures)}"
+    picture = pictures[index]
+    width, height = picture.size
+    red, green, blue = (round(float(mean)) for mean in picture.pixels.mean(axis=(0, 1)))
+    return f"{width}x{height}, {picture.rows} rows, #{red:02x}{green:02x}{blue:02x}"
 
 
 def spoken(text: str) -> Script:
@@ -216,6 +256,8 @@ class ScriptedSequence:
     reply: Script
     max_len: int
     tokens: list[int] = field(default_factory=list)
+    pictures: tuple[tuple[int, Picture], ...] = ()
+    """The pictures so far, each with the place of its first row."""
     pending: Block | None = None
     answer_at: int | None = None
     script: Script | None = None
@@ -233,6 +275,7 @@ class ScriptedSequence:
             raise ValueError("commit without a forward pass before it")
         block, self.pending = self.pending, None
         before = -1
+        self.pictures += begun(block, len(self.tokens), len(path))
         for row in path:
             parent = row - 1 if block.parents is None else block.parents[row]
             if parent != before:
@@ -247,15 +290,19 @@ class ScriptedSequence:
         if not 0 <= length <= len(self.tokens):
             raise ValueError(f"can't trim {len(self.tokens)} rows to {length}")
         del self.tokens[length:]
+        self.pictures = self._pictures_before(length)
         self.answer_at = self.script = None
 
     def snapshot(self, anchor: Anchor | None = None) -> Any:
         if anchor is not None and anchor.length < len(self.tokens):
-            return self.tokens[: anchor.length], None, None
-        return list(self.tokens), self.answer_at, self.script
+            return self.tokens[: anchor.length], self._pictures_before(anchor.length), None, None
+        return list(self.tokens), self.pictures, self.answer_at, self.script
+
+    def _pictures_before(self, length: int) -> tuple[tuple[int, Picture], ...]:
+        return tuple((at, picture) for at, picture in self.pictures if at < length)
 
     def restore(self, snapshot: Any) -> None:
-        tokens, self.answer_at, self.script = snapshot
+        tokens, self.pictures, self.answer_at, self.script = snapshot
         self.tokens = list(tokens)
         self.pending = None
 
@@ -273,12 +320,20 @@ class ScriptedSequence:
 
     def begin_answer(self, prompt: Seq[int]) -> Script:
         """Read the script out of the prompt that ends where the answer begins."""
+        seen = self.pictures
+        if self.pending is not None:
+            seen += begun(self.pending, len(self.tokens), len(prompt) - len(self.tokens))
         self.answer_at = len(prompt)
-        self.script = script_for(prompt, self.reply)
+        self.script = script_for(prompt, self.reply, [picture for _, picture in seen])
         return self.script
 
 
-def script_for(prompt: Seq[int], reply: Script) -> Script:
+def begun(block: Block, start: int, count: int) -> tuple[tuple[int, Picture], ...]:
+    """The pictures that begin in the first `count` rows of a block that stands at `start`."""
+    return tuple((start + rows.row, rows.picture) for rows in block.images if rows.first == 0 and rows.row < count)
+
+
+def script_for(prompt: Seq[int], reply: Script, pictures: Seq[Picture] = ()) -> Script:
     """What answers this prompt: the script of its last user message, what an earlier one planned, or `reply`.
 
     Reasoning that the prompt has opened is a script's own matter. Anything else closes it first, unless it does so
@@ -295,12 +350,12 @@ def script_for(prompt: Seq[int], reply: Script) -> Script:
     last = bool(told) and place == users[-1]
     offers_tools = turns[0].role == SYSTEM and turns[0].text.startswith(TOOLS_HEAD)
     if last and "aside" in told and not offers_tools:
-        script = read_script(told["aside"], "aside")
+        script = read_script(told["aside"], "aside", pictures=pictures)
     elif last and "script" in told:
-        return read_script(told["script"], end=told.get("end", True) is not False)
+        return read_script(told["script"], end=told.get("end", True) is not False, pictures=pictures)
     elif "turns" in told:
         answered = sum(turn.role == ASSISTANT and turn.closed for turn in turns[place:])
-        script = planned(told["turns"], answered) or reply
+        script = planned(told["turns"], answered, pictures) or reply
     else:
         script = reply
     inside = bytes(token for token in prompt[-16:] if token < 256).rstrip().endswith(OPEN.encode())
@@ -309,11 +364,13 @@ def script_for(prompt: Seq[int], reply: Script) -> Script:
     return script
 
 
-def planned(scripts: Any, answered: int) -> Script | None:
+def planned(scripts: Any, answered: int, pictures: Seq[Picture] = ()) -> Script | None:
     """The script of the next answer; None behind the last one."""
     if not isinstance(scripts, list):
         return spoken("turns must be a list of scripts.")
-    return read_script(scripts[answered], f"turns[{answered}]") if answered < len(scripts) else None
+    if answered >= len(scripts):
+        return None
+    return read_script(scripts[answered], f"turns[{answered}]", pictures=pictures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +423,8 @@ class ScriptDraft:
         script = self._script
         if script is None or root != script.token(self._written):
             return None
+        if script.known is not None and self._written >= script.known:
+            return None
         left, pause = script.entry_at(self._written)
         tree = DraftTree(source="script")
         for offset in range(self._written + 1, self._written + min(left, limit + 1)):
@@ -382,23 +441,28 @@ class ScriptedModel:
     def __init__(self, options: Options) -> None:
         import torch
 
+        vision = bool(options.get("vision"))
         self.name = "scripted"
         self.caps = Caps(max_len=MAX_LEN)
-        self.tokenizer = ByteTokenizer()
-        self.vision: Vision | None = None
+        self.tokenizer = ByteTokenizer(vision)
+        self.vision = _vision() if vision else None
         self.head: DraftHead | None = None
+        self.fingerprint: str | None = None
         self.template: str | None = TEMPLATE
         self.template_vars: Mapping[str, Any] = {}
-        self.facts: Mapping[str, Any] = {"architecture": "scripted", "vocabulary": VOCAB, "context_length": MAX_LEN}
+        self.facts: Mapping[str, Any] = _facts(options)
         self.reply = spoken(options["reply"])
         self._tokens_per_s = options["tokens_per_s"]
         self._prefill_per_s = options["prefill_per_s"]
         # Every id gets some logit, so that a mask that forbids the script's token still leaves an order. What ends a
         # value comes first: a document that is masked out of a script comes to an end.
-        base = [-10.0 - (id * 37 % 101) / 10 for id in range(256)] + [-40.0] * (VOCAB - 256)
+        base = [-10.0 - (id * 37 % 101) / 10 for id in range(256)] + [-40.0] * (self.tokenizer.vocab_size - 256)
         for place, closer in enumerate(b'}]",\n'):
             base[closer] = -5.0 - place
         self._base = torch.tensor(base)
+
+    def snapshot_of(self, tensors: Mapping[str, Tensor]) -> Any:
+        raise ValueError("a scripted sequence does not leave the process")
 
     def new_sequence(self, max_len: int) -> ScriptedSequence:
         return ScriptedSequence(self.reply, max_len)
@@ -414,13 +478,14 @@ class ScriptedModel:
         return rows
 
     def _rows(self, block: Block, delays: list[float]) -> Tensor:
-
         sequence: ScriptedSequence = block.sequence
         count = len(block.tokens)
         if sequence.pending is not None:
             raise ValueError("a block is still waiting for its commit")
         if sequence.length + count > sequence.max_len:
             raise ValueError(f"{sequence.length} + {count} rows pass the sequence's limit of {sequence.max_len}")
+        for rows in block.images:
+            self._check_picture(rows, block.tokens)
         sequence.pending = block
         if sequence.answer_at is not None and sequence.script is not None:
             first = block.tokens[0]
@@ -441,8 +506,22 @@ class ScriptedModel:
             out[index, script.token(sequence.length + len(path) - sequence.answer_at)] = 40.0
         return out
 
+    def _check_picture(self, rows: ImageRows, tokens: Seq[int]) -> None:
+        """Raises ValueError for rows of a picture that are not there, or whose token is not the placeholder."""
+        last = rows.first + rows.count
+        if self.vision is None or last > rows.picture.rows:
+            raise ValueError(f"rows {rows.first} to {last} are not of a picture that this model reads")
+        if set(tokens[rows.row : rows.row + rows.count]) != {self.vision.token}:
+            raise ValueError(f"a picture stands at row {rows.row}, where the tokens are not its placeholder")
+
     def close(self) -> None:
         return
+
+
+def _vision() -> Vision:
+    from tandem.core.plugin.vision import ImageProcessor
+
+    return Vision(ImageProcessor(min_pixels=MIN_PIXELS, max_pixels=MAX_PIXELS), IMAGE)
 
 
 def _build(checkpoint: Checkpoint | None, options: Options, progress: Progress) -> ScriptedModel:
@@ -450,7 +529,12 @@ def _build(checkpoint: Checkpoint | None, options: Options, progress: Progress) 
 
 
 def _describe(checkpoint: Checkpoint | None, options: Options) -> Mapping[str, Any]:
-    return {"architecture": "scripted", "vocabulary": VOCAB, "context_length": MAX_LEN}
+    return _facts(options)
+
+
+def _facts(options: Options) -> Mapping[str, Any]:
+    vocabulary = VOCAB + bool(options.get("vision"))
+    return {"architecture": "scripted", "vocabulary": vocabulary, "context_length": MAX_LEN}
 
 
 @hookimpl
@@ -460,12 +544,13 @@ def tandem_models() -> list[ModelBuilder]:
             name="scripted",
             doc=__doc__ + "\n\n"
             "When the last user message holds a JSON object with the key `script`, exactly that is written: "
-            'a list of strings, `{"hex": "f09f"}` for raw bytes and `{"sleep_ms": 50}` for pauses, each entry accepted '
-            'as one block, then the end token unless `"end": false` is given (the last entry is then repeated for '
-            "ever). A script that holds `</think>` starts inside the reasoning.\n\nA user message with the key "
-            "`turns`, a list of scripts, plans the answers that follow it, tool results and later messages between "
-            "them. The key `aside` is the script for a request with the same message that offers no tools, as clients "
-            "send it for a title.\n\nAnything else is answered with the option `reply`.",
+            'a list of strings, `{"hex": "f09f"}` for raw bytes, `{"sleep_ms": 50}` for pauses and `{"picture": 0}` '
+            "for what the model saw of a picture, each entry accepted as one block, then the end token unless "
+            '`"end": false` is given (the last entry is then repeated for ever). A script that holds `</think>` starts '
+            "inside the reasoning.\n\nA user message with the key `turns`, a list of scripts, plans the answers that "
+            "follow it, tool results and later messages between them. The key `aside` is the script for a request with "
+            "the same message that offers no tools, as clients send it for a title.\n\nAnything else is answered with "
+            "the option `reply`.",
             build=_build,
             describe=_describe,
             architectures=("scripted",),
@@ -482,6 +567,7 @@ def tandem_models() -> list[ModelBuilder]:
                 "prefill_per_s": option(
                     "number", "Prefill speed in tokens (bytes) a second; 0 is as fast as it goes.", 0, minimum=0
                 ),
+                "vision": option("boolean", "Whether the model reads pictures.", False),
             },
         )
     ]

@@ -52,6 +52,8 @@ class HandEngine:
     def __init__(self) -> None:
         self.jobs: list[HandJob] = []
         self.refusal: Refused | None = None
+        self.wait: float | None = None
+        """What a waiting request is told."""
         self.draining = False
 
     def submit(self, request: Generate, sink: Sink) -> HandJob:
@@ -64,6 +66,10 @@ class HandEngine:
         """The job with this number, as soon as it was submitted."""
         until(lambda: len(self.jobs) > index)
         return self.jobs[index]
+
+    def outlook(self, job: HandJob) -> tuple[int, float | None] | None:
+        waiting = [other for other in self.jobs if other.started is None]
+        return (waiting.index(job) + 1, self.wait) if job in waiting else None
 
     def snapshot(self) -> dict[str, Any]:
         waiting = sum(job.started is None for job in self.jobs)

@@ -199,7 +199,7 @@ ROWS: Mapping[str, Mapping[str, Row]] = {
         "reasoning_budget_tokens": tokens(unlimited=True),
         "thinking_budget_tokens": tokens(unlimited=True),
         "metadata": Row({"a": "b"}, ()),
-        "store": Row(True, ()),
+        "store": Row(False, ("no", 0)),
         "service_tier": Row("flex", ()),
         "prompt_cache_key": Row("k", ()),
         "prompt_cache_retention": Row("24h", ()),
@@ -245,7 +245,7 @@ REFUSED = {
     [
         (
             CHAT,
-            "user draft_temperature metadata store service_tier prompt_cache_key prompt_cache_retention "
+            "user draft_temperature metadata service_tier prompt_cache_key prompt_cache_retention "
             "prompt_cache_options safety_identifier prediction",
             "audio functions function_call web_search_options verbosity moderation",
         ),
@@ -311,6 +311,7 @@ def _plain(work: Generate) -> dict[str, Any]:
         "constrained": work.constraint is not None,
         "shared": work.shared is not None,
         "cache": work.cache,
+        "keep_text": work.keep_text,
     }
 
 

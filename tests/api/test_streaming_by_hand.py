@@ -41,8 +41,9 @@ def test_a_silent_stream_sends_comments_by_the_clock_in_queue_and_decode(hand: H
     server = hand(keepalive_s=0.1)
     with server.http.stream("POST", CHAT, json={**HELLO, "stream": True}) as response:
         reader = sse.read(response.iter_raw())
-        assert next(reader) == sse.Comment("waiting")
-        assert next(reader) == sse.Comment("waiting")
+        assert next(reader) == sse.Comment("waiting, position 1, 0 s so far")
+        server.engine.wait = 37.0
+        assert next(reader) == sse.Comment("waiting, position 1, about 40 s, 0 s so far")
         job = server.engine.job()
         job.send(Piece("a"))
         first, second = next(reader), next(reader)

@@ -58,6 +58,7 @@ class Box:
             self._life.callback(self.platform.close)
             self.engine = Engine(self.platform, thread)
             self.app = build_app(self.platform, self.engine)
+            self._life.callback(self.app.state.service.close)
             self.engine.start()
             self.url = self._life.enter_context(serving(self.app))
             """Where the host answers, for any client: `{url}/v1` is an OpenAI base URL."""

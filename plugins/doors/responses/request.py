@@ -34,6 +34,7 @@ HANDED_ON = (
     "safety_identifier",
     "prompt_cache_key",
     "service_tier",
+    "store",
     # Words of this server that OpenAI's API has no field for.
     "stop",
     "chat_template_kwargs",

@@ -90,7 +90,8 @@ def user(*parts: Any) -> dict[str, Any]:
 def shown(messages: Any) -> list[str]:
     """The images of a rendered conversation: `shown` or `left out`, in order."""
     parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
-    return ["shown" if part == IMAGE_PART else "left out" for part in parts if part in (IMAGE_PART, LEFT_OUT_PART)]
+    images = [part for part in parts if part == LEFT_OUT_PART or part["type"] == IMAGE_PART["type"]]
+    return ["left out" if part == LEFT_OUT_PART else "shown" for part in images]
 
 
 # ------------------------------------------------------------------------------------------------- what is taken
@@ -113,11 +114,12 @@ def test_each_image_becomes_a_placeholder_and_a_picture_in_order(door: Any) -> N
     before = copy.deepcopy(sent)
     outcome = opened.take(*sent)
     assert sent == before
+    first, second, third = ({**IMAGE_PART, "id": picture.id} for picture in outcome.pictures)
     assert outcome.messages == [
         sent[0],
-        user(text("a"), IMAGE_PART, text("b")),
-        {"role": "assistant", "content": [IMAGE_PART], "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "1", "content": [IMAGE_PART]},
+        user(text("a"), first, text("b")),
+        {"role": "assistant", "content": [second], "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": [third]},
     ]
     assert outcome.left_out == 0
     assert [picture.size for picture in outcome.pictures] == [(100, 60), (64, 64), (640, 480)]

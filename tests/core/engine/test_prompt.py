@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
+from hypothesis import given, strategies as st
+from PIL import Image
 from toy import ToyModel
 
 from tandem.core.engine.prompt import Prompt, PromptError
+from tandem.core.plugin import Vision
+from tandem.core.plugin.vision import ImageProcessor, Picture
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -59,3 +67,97 @@ def test_a_model_without_a_template_points_to_completions() -> None:
 def test_a_prompt_without_tokens_is_refused() -> None:
     with pytest.raises(PromptError, match="no token"):
         Prompt(model("x")).text("")
+
+
+# ---------------------------------------------------------------------------------------------------------- pictures
+
+
+class Seeing:
+    """A model with a byte tokenizer whose placeholder is `<pic>`."""
+
+    TOKEN = 300
+
+    def __init__(self, template: str) -> None:
+        self.template = template
+        self.template_vars: dict[str, Any] = {}
+        self.vision = Vision(ImageProcessor(min_pixels=1024, max_pixels=4096), self.TOKEN)
+        self.tokenizer = self
+
+    def encode(self, text: str) -> list[int]:
+        first, *others = text.split("<pic>")
+        return [*first.encode(), *(id for part in others for id in (self.TOKEN, *part.encode()))]
+
+
+PARTS = """{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else -%}
+{% for p in m.content %}{{ "[<pic>]" if p.type == "image" else p.text }}{% endfor %}{% endif %};
+{%- for call in m.calls or [] %}{{ call | tojson }}{% endfor %}{% endfor %}{{ tools | tojson if tools }}{{ word }}"""
+WITH_MARK = st.lists(st.sampled_from(["<pic>", "<", "pic>", "a", "<pi", "c>", "é", "\ufdd0", "<\ufdd0pic>"])).map(
+    "".join
+)
+
+
+def seeing(template: str = PARTS) -> Prompt:
+    model: Any = Seeing(template)
+    return Prompt(model)
+
+
+def shown(width: int, height: int) -> Picture:
+    return ImageProcessor(min_pixels=1024, max_pixels=4096).picture(Image.new("RGB", (width, height)))
+
+
+def spelled(ids: Sequence[int]) -> str:
+    """The text of the ids, with a placeholder as `#`."""
+    return b"".join(b"#" if id == Seeing.TOKEN else bytes((id,)) for id in ids).decode()
+
+
+def test_a_placeholder_stands_once_for_each_row() -> None:
+    prompt, pictures = seeing(), [shown(64, 32), shown(32, 32)]
+    parts = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}]
+    ids, placed = prompt.placed(prompt.chat([{"role": "u", "content": parts}]), pictures)
+    assert [picture.rows for picture in pictures] == [2, 1]
+    assert spelled(ids) == "u:[##]and[#];"
+    assert [(at.start, at.picture) for at in placed] == [(3, pictures[0]), (10, pictures[1])]
+
+
+@given(WITH_MARK, WITH_MARK, WITH_MARK, WITH_MARK, st.integers(0, 2))
+def test_the_placeholder_in_a_clients_text_is_text(one: str, two: str, key: str, word: str, count: int) -> None:
+    """Whatever a client writes, and wherever: the pictures alone are placeholders, and every character is there."""
+    pictures = [shown(32, 32)] * count
+    messages = [
+        {"role": "u", "content": [{"type": "text", "text": one}, *[{"type": "image"}] * count]},
+        {"role": "a", "content": two, "calls": [{key: [two]}]},
+    ]
+    prompt = seeing()
+    ids, placed = prompt.placed(prompt.chat(messages, [{"name": key}], word=word), pictures)
+    called, tool = (json.dumps(value, ensure_ascii=False) for value in ({key: [two]}, [{"name": key}]))
+    written = f"u:{one}{'[#]' * count};a:{two};{called}{tool}{word}"
+    assert spelled(ids) == written.replace("<\ufdd0pic>", "<pic>")
+    assert len(placed) == count
+
+
+def test_a_plain_prompt_may_hold_placeholders() -> None:
+    """It is the client's own; no template stands between."""
+    assert spelled(seeing().text("a<pic>b")) == "a#b"
+
+
+@pytest.mark.parametrize(
+    ("template", "count"),
+    [
+        (PARTS.replace("[<pic>]", ""), 0),
+        (PARTS.replace("[<pic>]", "<pic><pic>"), 2),
+        ("{{ raise_exception('no') }}", 1),
+    ],
+)
+def test_a_picture_that_is_dropped_or_doubled_is_refused(template: str, count: int) -> None:
+    prompt = seeing(template)
+    parts = [{"type": "image"}]
+    with pytest.raises(
+        PromptError, match="no" if count == 1 else f"placeholder for {count} images, and the request shows 1;"
+    ):
+        prompt.placed(prompt.chat([{"role": "u", "content": parts}]), [shown(32, 32)])
+
+
+def test_a_model_without_vision_takes_every_id_as_it_is() -> None:
+    prompt = Prompt(model("{{ messages[0].content }}"))
+    ids = prompt.chat(USER)
+    assert prompt.placed(ids, ()) == (ids, ())

@@ -169,7 +169,7 @@ def test_what_agents_send_by_habit_is_taken() -> None:
         "service_tier": "auto",
         "client_metadata": {"whatever": 1},
     }
-    assert set(chat(**body)) == {"messages", "service_tier"}
+    assert set(chat(**body)) == {"messages", "service_tier", "store"}
 
 
 @pytest.mark.parametrize(
