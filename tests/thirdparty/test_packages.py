@@ -1,6 +1,6 @@
 """Packages from outside: built as wheels, installed into a fresh environment, listed, checked and served over HTTP.
 
-Ten are one of each kind, as `tandem new` writes them. Four can't work: `broken` raises at import, `tomorrow` was
+One of each kind, as `tandem new` writes them; and four that can't work: `broken` raises at import, `tomorrow` was
 written for another plugin interface, and the two `twin` packages offer a part of the same name.
 """
 
@@ -28,6 +28,7 @@ TANDEM = "from tandem.api.command import main; main()"
 GOOD = {
     ("models", "parrot"),
     ("drafters", "bigram"),
+    ("quantizations", "row_int8"),
     ("caches", "prefix_memory"),
     ("rules", "no_disclaimer"),
     ("stages", "keywords"),
@@ -50,6 +51,7 @@ deciders: [wordcount]
 clients: [acme_agent, twin]
 formats: [angle_json]
 narrators: {terse: {min_prompt: 100}}
+quantizations: [row_int8]
 routes: [hello]
 server: {port: 0, format: angle_json}
 """

@@ -1,4 +1,4 @@
-"""The parts of the ten packages by themselves, against simple oracles; their own tests run in `test_packages.py`."""
+"""The parts of the packages by themselves, against simple oracles; their own tests run in `test_packages.py`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, strategies as st
 from tandem.core.engine.prompt import Prompt
 from tandem.core.plugin import Block, CallPart, Moment, Question, TextPart, Tool, Turn
@@ -31,6 +32,7 @@ def module(name: str) -> ModuleType:
 
 angle_json, bigram, keywords = module("angle_json"), module("bigram"), module("keywords")
 parrot, prefix_memory, wordcount = module("parrot"), module("prefix_memory"), module("wordcount")
+row_int8 = module("row_int8")
 
 tokens = st.lists(st.integers(0, 3), max_size=12)
 texts = st.text(max_size=30)
@@ -123,6 +125,24 @@ def test_a_draft_follows_the_most_frequent_pairs_and_never_grows_likelier(text, 
     for before, after in zip([root, *tree.tokens], tree.tokens, strict=False):
         followers = [b for a, b in itertools.pairwise(text) if a == before]
         assert followers.count(after) == max(followers.count(other) for other in followers)
+
+
+# ------------------------------------------------------------------------------------------------- quantization
+
+
+@given(rows=st.integers(1, 4), out=st.integers(1, 5), columns=st.integers(1, 6), seed=st.integers(0, 2**31))
+def test_a_packed_product_is_that_of_the_stored_codes_and_scales(rows, out, columns, seed):
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(-128, 128, (out, columns), dtype=torch.int8, generator=generator)
+    scales = torch.rand(out, generator=generator)
+    scheme = row_int8.open_scheme({}, {"quant_method": "row_int8"})
+    stored = {"a.weight": codes, "a.weight_scale": scales}
+    assert {name: tuple(value.shape) for name, value in stored.items()} == scheme.tensors("a", (out, columns))
+    matrix = scheme.pack("a", (out, columns), stored.__getitem__, torch.device("cpu"))
+    x = torch.randn(rows, columns, dtype=torch.float64, generator=generator)
+    for row, got in zip(x.tolist(), matrix(x).tolist(), strict=True):
+        for code, scale, value in zip(codes.tolist(), scales.tolist(), got, strict=True):
+            assert value == pytest.approx(scale * sum(a * b for a, b in zip(row, code, strict=True)), abs=1e-9)
 
 
 # -------------------------------------------------------------------------------------------------------- cache

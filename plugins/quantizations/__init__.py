@@ -1,0 +1,1 @@
+"""Quantizations: how checkpoints store weights in fewer bits. Each module is one plugin."""
