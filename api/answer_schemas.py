@@ -112,6 +112,12 @@ def _listed(items: Schema) -> Schema:
     return _object({"object": {"const": "list"}, "data": _list(items)})
 
 
+TIERS: Schema = {
+    "type": "object",
+    "additionalProperties": {"type": "object", "additionalProperties": {"type": "number"}},
+}
+"""Each cache tier's own numbers by its name."""
+
 ANSWERS: Mapping[str, Schema] = {
     "Error": ERROR,
     "Usage": USAGE,
@@ -121,6 +127,8 @@ ANSWERS: Mapping[str, Schema] = {
     "Model": MODEL,
     "ModelList": _listed(_ref("Model")),
     "PluginList": _listed(PLUGIN),
+    "CacheStats": _object({"object": {"const": "cache.stats"}, "tiers": TIERS}),
+    "CacheCleared": _object({"object": {"const": "cache.cleared"}, "before": TIERS}),
     "Health": _object(
         {"status": {"enum": ["ok", "draining", "no_model"]}},
         {

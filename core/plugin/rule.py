@@ -26,7 +26,7 @@ class RequestEvent:
     """A request that is about to be prefilled."""
 
     messages: tuple[Mapping[str, Any], ...]
-    """The client's messages; empty for a plain completion."""
+    """The client's messages; empty for a plain completion. A content is a text, or with pictures a list of parts."""
     prompt_tokens: int
     max_tokens: int
     client: str

@@ -168,6 +168,8 @@ def test_every_own_route_says_what_it_asks_for(server: Callable[..., Box]) -> No
         "/health": Access.OPEN,
         "/openapi.json": Access.OPEN,
         "/v1/plugins": Access.ADMIN,
+        "/v1/cache/stats": Access.ADMIN,
+        "/v1/cache/clear": Access.BEARER,
         "/metrics": Access.METRICS,
     }
 
