@@ -1,0 +1,1 @@
+"""What the builders of hybrid decoders (gated delta rule beside attention) share. No plugin itself."""
