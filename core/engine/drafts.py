@@ -6,8 +6,10 @@ import logging
 import time
 import traceback
 from collections.abc import Callable, Sequence as Seq
+from functools import partial
 from typing import TypeVar
 
+from tandem.core.engine.drafting import MAX_NODES, checked
 from tandem.core.plugin import DraftSession, DraftStart, DraftTree, TreeChooser
 
 log = logging.getLogger("tandem.drafting")
@@ -40,16 +42,25 @@ class Drafts:
             self._guarded(name, lambda session=session: session.extend(tokens), None)  # type: ignore[misc]
 
     def propose(self, root: int, limit: int, chooser: TreeChooser, context: int) -> list[DraftTree]:
-        """The trees of all drafters that the chooser wants and that have something to say."""
+        """The trees of all drafters that the chooser wants and that have something to say.
+
+        Near the end of the room that the text has, where `limit` is less than a pass takes, all trees together keep to
+        it, so that the chooser may merge them without counting.
+        """
         trees = []
+        left = limit
         for name, session in list(self._sessions.items()):
+            if left <= 0:
+                break
             if not chooser.wants(name, context):
                 continue
             start = time.perf_counter()
-            tree = self._guarded(name, lambda session=session: _checked(session.propose(root, limit), limit), None)  # type: ignore[misc]
+            tree = self._guarded(name, partial(_proposed, session, root, left), None)
             chooser.drafted(name, tree, time.perf_counter() - start)
             if tree:
                 trees.append(tree)
+                if limit < MAX_NODES:
+                    left -= len(tree)
         return trees
 
     def close(self) -> None:
@@ -69,14 +80,5 @@ class Drafts:
             return otherwise
 
 
-def _checked(tree: DraftTree | None, limit: int) -> DraftTree | None:
-    """Raises ValueError for a tree that breaks the contract."""
-    if tree is None or not len(tree):
-        return None
-    if not len(tree.tokens) == len(tree.parents) == len(tree.q):
-        raise ValueError("proposed a tree whose tokens, parents and q differ in length")
-    if len(tree) > limit:
-        raise ValueError(f"proposed {len(tree)} nodes where {limit} were asked for")
-    if any(not -1 <= parent < place for place, parent in enumerate(tree.parents)):
-        raise ValueError("proposed a node whose parent does not come before it")
-    return tree
+def _proposed(session: DraftSession, root: int, limit: int) -> DraftTree | None:
+    return checked(session.propose(root, limit), limit)

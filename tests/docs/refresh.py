@@ -30,6 +30,7 @@ THIRDPARTY = ROOT / "tests" / "thirdparty"
 NAMES = {
     "model": "parrot",
     "drafter": "bigram",
+    "chooser": "elastic",
     "quantization": "row_int8",
     "cache": "prefix_memory",
     "rule": "no_disclaimer",

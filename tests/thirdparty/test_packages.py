@@ -28,6 +28,7 @@ TANDEM = "from tandem.api.command import main; main()"
 GOOD = {
     ("models", "parrot"),
     ("drafters", "bigram"),
+    ("choosers", "elastic"),
     ("quantizations", "row_int8"),
     ("caches", "prefix_memory"),
     ("rules", "no_disclaimer"),
@@ -44,6 +45,7 @@ EVERYTHING = """\
 tandem: 1
 model: {plugin: scripted, reply: "Fine, thanks."}
 drafters: [bigram, tomorrow]
+choosers: {elastic: {most: 12}}
 caches: {prefix_memory: {budget_mib: 8}}
 rules: [no_disclaimer, broken]
 stages: [keywords]
@@ -173,7 +175,7 @@ def test_check_passes_and_says_what_is_left_out(outside):
         r"rules\.broken: .*ModuleNotFoundError: No module named 'a_library_that_is_not_there' \(tandem-broken 0\.3\)",
         done.stderr,
     )
-    assert re.search(r"drafters\.tomorrow: .*API >=9,<10, but this is 0\.1\.\d+ \(tandem-tomorrow 9\.1\)", done.stderr)
+    assert re.search(r"drafters\.tomorrow: .*API >=9,<10, but this is 0\.2\.\d+ \(tandem-tomorrow 9\.1\)", done.stderr)
     assert re.search(r"clients\.twin: .*tandem-twin-one 1\.0 and tandem-twin-two 2\.0", done.stderr)
     assert "Traceback" not in done.stdout + done.stderr
 
@@ -191,7 +193,7 @@ def test_a_wrong_option_of_a_package_is_refused_with_its_line_and_the_nearest_wo
     wrong.write_text(EVERYTHING.replace("budget_mib", "budget_mb"))
     done = outside.tandem("check", str(wrong))
     assert done.returncode == 2
-    assert "wrong.yaml:4" in done.stderr
+    assert "wrong.yaml:5" in done.stderr
     assert "caches.prefix_memory.budget_mb" in done.stderr
     assert "did you mean `budget_mib`?" in done.stderr
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 from tandem.core.engine.prompt import Prompt
-from tandem.core.plugin import Block, CallPart, Moment, Question, TextPart, Tool, Turn
+from tandem.core.plugin import Block, CallPart, DraftTree, Moment, Question, TextPart, Tool, Turn
 from tandem.core.plugin.part import with_defaults
 
 HERE = Path(__file__).parent
@@ -31,6 +31,7 @@ def module(name: str) -> ModuleType:
 
 
 angle_json, bigram, keywords = module("angle_json"), module("bigram"), module("keywords")
+elastic = module("elastic")
 parrot, prefix_memory, wordcount = module("parrot"), module("prefix_memory"), module("wordcount")
 row_int8 = module("row_int8")
 
@@ -143,6 +144,23 @@ def test_a_packed_product_is_that_of_the_stored_codes_and_scales(rows, out, colu
     for row, got in zip(x.tolist(), matrix(x).tolist(), strict=True):
         for code, scale, value in zip(codes.tolist(), scales.tolist(), got, strict=True):
             assert value == pytest.approx(scale * sum(a * b for a, b in zip(row, code, strict=True)), abs=1e-9)
+
+
+# ------------------------------------------------------------------------------------------------------ chooser
+
+
+@given(st.integers(1, 31), st.lists(st.integers(0, 31), max_size=30))
+def test_the_width_stays_within_bounds_and_what_is_verified_is_the_likeliest(most, rights):
+    shared = elastic.Elastic(most)
+    chooser = shared.open()
+    chain = DraftTree(list(range(31)), list(range(-1, 30)), [0.9**depth for depth in range(1, 32)], "c")
+    other = DraftTree([99], [-1], [0.01], "o")
+    for right in rights:
+        tree = chooser.choose([chain, other], context=5, others=0)
+        assert 1 <= len(tree) <= most
+        assert tree.tokens == list(range(len(tree)))
+        chooser.learn(tree, range(min(right, len(tree))))
+    assert shared.accepted <= shared.verified
 
 
 # -------------------------------------------------------------------------------------------------------- cache

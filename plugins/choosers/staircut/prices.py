@@ -1,73 +1,220 @@
-"""What a forward pass costs on this machine, by rows and context."""
+"""What a pass costs on this machine, by context class and rows."""
 
 from __future__ import annotations
 
-import time
-
-from tandem.core.plugin import Block, Model
+from bisect import bisect_left
+from collections.abc import Mapping
+from math import exp, isfinite, log
 
 CLASSES = (1024, 4096, 8192, 16384, 32768)
-"""Context lengths (tokens) up to which prices are kept apart; longer ones share the last class."""
+"""Context lengths (rows) up to which prices are kept apart; longer ones share the last class."""
+MAX_ROWS = 32
+"""Prices are learned up to this many rows; beyond them the last slope goes on."""
+
+
+def context_class(context: int) -> int:
+    """The class, by its upper end, that a context of so many rows belongs to."""
+    return CLASSES[min(bisect_left(CLASSES, context), len(CLASSES) - 1)]
+
+
+class Cell:
+    """One price: seconds at unit speed, how many passes taught it, and the number of the last one."""
+
+    __slots__ = ("last", "passes", "seconds")
+
+    def __init__(self, seconds: float, passes: float = 0.0, last: int = 0) -> None:
+        self.seconds = seconds
+        self.passes = passes
+        self.last = last
 
 
 class Prices:
-    """Seconds of a forward pass by rows and context class, measured on this machine and learned from every pass."""
+    """Seconds of a pass of `rows` rows: `speed * curve(class)[rows]`.
 
-    ROWS = (1, 2, 4, 8, 16, 32)
-    WEIGHT = 0.1  # of a new observation
-    OUTLIER = 3.0  # an observation counts as at most this many times the known price
+    A machine that becomes slower does so for every width, seen or not, so what a pass of a well-known width teaches
+    goes mostly to the `speed` that all cells share. A width that few passes or no recent ones had is itself what is
+    not known: there the error goes to the cell. Errors are taken as logarithms and bounded, so that a hiccup, however
+    long it was, moves the speed by at most `COMMON * BOUND` (2.5 %), which no choice of a width depends on, and a
+    well-known cell by `OWN * BOUND` (0.4 %) more.
 
-    def __init__(self, first: dict[int, float]) -> None:
-        self._tables: dict[int, dict[int, float]] = {CLASSES[0]: dict(first)}
+    A curve is the cells of a class made monotone (a pass never gets cheaper with more rows; isotonic regression,
+    weighted by passes) and interpolated. A class without cells of its own has those of the nearest one.
+    """
 
-    @classmethod
-    def measured(cls, model: Model, repeats: int = 5) -> Prices:
-        """Time passes of 1 to 32 rows on an empty sequence; the median of `repeats` each, after one to warm up."""
-        sequence = model.new_sequence(min(model.caps.max_len, 64))
-        table: dict[int, float] = {}
-        try:
-            for rows in cls.ROWS:
-                if rows > model.caps.max_len:
-                    break
-                taken = []
-                for _ in range(repeats + 1):
-                    block = Block(sequence, [0] * rows, logits=range(rows))
-                    start = time.perf_counter()
-                    model.forward([block])
-                    taken.append(time.perf_counter() - start)
-                    sequence.commit([])
-                table[rows] = sorted(taken[1:])[repeats // 2]
-        finally:
-            sequence.close()
-        return cls(table)
+    OWN, COMMON = 0.015, 0.1
+    """The parts of an error that a well-known cell, and the speed, take."""
+    AGED = 0.002
+    """The part that a cell takes more for each pass since its own last one; at most one half in all."""
+    BOUND, FIRST_BOUND = 0.25, 1.1
+    """Bounds of an error (natural logarithm), and those for a cell with fewer than `FEW` passes."""
+    FEW = 4
+    TRUST = 50.0
+    """Passes beyond which a cell weighs no more in the regression."""
+    EVERY = 8
+    """Passes after which a curve is drawn anew."""
+
+    def __init__(self, first: Mapping[int, float], passes: float = 25.0) -> None:
+        """`first`: rows -> seconds on a short context, each standing for so many passes."""
+        if not first:
+            raise ValueError("prices need at least one measured pass")
+        self.speed = 1.0
+        self.observed = 0
+        """Passes learned from, in this process."""
+        self._cells: dict[int, dict[int, Cell]] = {
+            CLASSES[0]: {rows: Cell(seconds, passes) for rows, seconds in sorted(first.items())}
+        }
+        self._curves: dict[int, list[float]] = {}
+        self._stale: dict[int, int] = {}
+
+    # --------------------------------------------------------------------------------------------------- asking
 
     def price(self, rows: int, context: int) -> float:
-        """Expected seconds of a pass of `rows` rows, linear between the measured counts."""
-        table = self._table(context)
-        known = sorted(table)
-        low = max((r for r in known if r <= rows), default=known[0])
-        high = min((r for r in known if r >= rows), default=known[-1])
-        if low == high:
-            return table[low] * max(1.0, rows / high)
-        share = (rows - low) / (high - low)
-        return table[low] + share * (table[high] - table[low])
+        """Expected seconds of a pass of `rows` rows with `context` rows committed."""
+        return self.speed * self.at(self.curve(context_class(context)), rows)
+
+    def curve(self, kind: int) -> list[float]:
+        """Prices at unit speed of 0 to `MAX_ROWS` rows in the context class `kind`; no rows cost nothing."""
+        known = self._curves.get(kind)
+        if known is None:
+            known = self._curves[kind] = self._draw(self._cells_of(kind))
+        return known
+
+    @staticmethod
+    def at(curve: list[float], rows: int) -> float:
+        """The price of any number of rows: beyond the curve its last eight rows' slope goes on."""
+        last = len(curve) - 1
+        if rows <= last:
+            return curve[rows]
+        return curve[last] + (rows - last) * (curve[last] - curve[last - 8]) / 8
+
+    def _cells_of(self, kind: int) -> dict[int, Cell]:
+        if kind in self._cells:
+            return self._cells[kind]
+        return self._cells[min(self._cells, key=lambda known: (abs(CLASSES.index(known) - CLASSES.index(kind)), known))]
+
+    def _draw(self, cells: dict[int, Cell]) -> list[float]:
+        rows = sorted(cells)
+        levels = isotonic([cells[r].seconds for r in rows], [min(cells[r].passes, self.TRUST) + 1.0 for r in rows])
+        curve = [0.0] * (MAX_ROWS + 1)
+        at = 0
+        for r in range(1, MAX_ROWS + 1):
+            while at < len(rows) - 1 and rows[at + 1] <= r:
+                at += 1
+            if r <= rows[0]:
+                curve[r] = levels[0]
+            elif at == len(rows) - 1:
+                curve[r] = self._beyond(rows, levels, r)
+            else:
+                share = (r - rows[at]) / (rows[at + 1] - rows[at])
+                curve[r] = levels[at] + share * (levels[at + 1] - levels[at])
+        return curve
+
+    @staticmethod
+    def _beyond(rows: list[int], levels: list[float], r: int) -> float:
+        """Past the widest cell: its last slope goes on; with one cell alone, as if each row cost the same."""
+        if len(rows) == 1:
+            return levels[0] * r / rows[0]
+        return levels[-1] + (r - rows[-1]) * (levels[-1] - levels[-2]) / (rows[-1] - rows[-2])
+
+    def since_plain(self, context: int) -> int:
+        """Passes learned from since the last one of a single row in this context's class."""
+        cell = self._cells_of(context_class(context)).get(1)
+        return self.observed - cell.last if cell is not None else self.observed
+
+    # -------------------------------------------------------------------------------------------------- learning
 
     def observe(self, rows: int, context: int, seconds: float) -> None:
-        """Learn from a real pass of exactly `rows` rows of one sequence."""
-        table = self._table(context)
-        known = table[rows] if rows in table else self.price(rows, context)
-        taken = min(seconds, self.OUTLIER * known)
-        if rows in table or rows <= 32:
-            table[rows] = known + self.WEIGHT * (taken - known)
+        """Learn from a pass of exactly `rows` rows of one sequence."""
+        if not 1 <= rows <= MAX_ROWS or not seconds > 0:
+            return
+        kind = context_class(context)
+        cells = self._cells.get(kind)
+        if cells is None:
+            # What another class taught is a good guess and no more: a few passes may overrule it.
+            cells = {
+                r: Cell(cell.seconds, min(cell.passes, 8.0), self.observed) for r, cell in self._cells_of(kind).items()
+            }
+            self._cells[kind] = cells
+        cell = cells.get(rows)
+        if cell is None:
+            cell = cells[rows] = Cell(self.curve(kind)[rows])
+            self._stale[kind] = self.EVERY
+        new = cell.passes < self.FEW
+        bound = self.FIRST_BOUND if new else self.BOUND
+        error = min(bound, max(-bound, log(seconds / (self.speed * cell.seconds))))
+        own = max(self.OWN, 1.0 / (cell.passes + 2.0), min(0.5, self.AGED * (self.observed - cell.last)))
+        cell.seconds *= exp(own * error)
+        cell.passes += 1.0
+        self.observed += 1
+        cell.last = self.observed
+        if not new:
+            self.speed *= exp(self.COMMON * (1.0 - own) * error)
+        stale = self._stale.get(kind, 0) + 1
+        if stale >= self.EVERY or new:
+            self._curves.pop(kind, None)
+            stale = 0
+        self._stale[kind] = stale
 
-    def _table(self, context: int) -> dict[int, float]:
-        upto = next((c for c in CLASSES if context <= c), CLASSES[-1])
-        if upto not in self._tables:
-            nearest = max(c for c in self._tables if c < upto) if any(c < upto for c in self._tables) else CLASSES[0]
-            self._tables[upto] = dict(self._tables[nearest])
-        return self._tables[upto]
+    # --------------------------------------------------------------------------------------------- to and from JSON
 
-    def report(self) -> dict[int, dict[int, float]]:
-        """Context class -> rows -> milliseconds."""
-        tables = list(self._tables.items())  # the engine's thread may add one meanwhile
-        return {c: {r: round(s * 1e3, 3) for r, s in sorted(t.items())} for c, t in tables}
+    def report(self) -> dict[str, dict[str, float]]:
+        """Context class -> rows -> milliseconds, for people."""
+        return {
+            str(kind): {str(rows): round(cell.seconds * self.speed * 1e3, 3) for rows, cell in sorted(cells.items())}
+            for kind, cells in self._copy()
+        }
+
+    def to_json(self) -> dict[str, dict[str, list[float]]]:
+        """Context class -> rows -> [seconds, passes]."""
+        return {
+            str(kind): {str(rows): [cell.seconds * self.speed, cell.passes] for rows, cell in sorted(cells.items())}
+            for kind, cells in self._copy()
+        }
+
+    def _copy(self) -> list[tuple[int, dict[int, Cell]]]:
+        # copied in one step each, because the engine's thread may add a cell meanwhile
+        return [(kind, dict(cells)) for kind, cells in sorted(dict(self._cells).items())]
+
+    @classmethod
+    def from_json(cls, stored: object) -> Prices:
+        """Raises ValueError for anything that `to_json` could not have written."""
+        if not isinstance(stored, dict) or not stored:
+            raise ValueError("holds no prices")
+        tables: dict[int, dict[int, Cell]] = {}
+        for kind, table in stored.items():
+            if kind not in map(str, CLASSES) or not isinstance(table, dict) or not table:
+                raise ValueError(f"has a context class {kind!r} that is none of {', '.join(map(str, CLASSES))}")
+            tables[int(kind)] = {int(rows): _cell(rows, value) for rows, value in table.items()}
+        prices = cls({1: 1.0})
+        prices._cells = tables
+        return prices
+
+
+def _cell(rows: object, value: object) -> Cell:
+    numbers = value if isinstance(value, list) else []
+    right = (
+        isinstance(rows, str)
+        and rows.isdecimal()
+        and 1 <= int(rows) <= MAX_ROWS
+        and len(numbers) == 2
+        and all(isinstance(number, int | float) and isfinite(number) for number in numbers)
+        and numbers[0] > 0
+        and numbers[1] >= 0
+    )
+    if not right:
+        raise ValueError(f"has the price {value!r} for {rows!r} rows, where [seconds, passes] belongs")
+    # the machine may be in another mood than when the file was written: old passes weigh little
+    return Cell(float(numbers[0]), min(float(numbers[1]), 40.0))
+
+
+def isotonic(values: list[float], weights: list[float]) -> list[float]:
+    """The nearest sequence (weighted least squares) that never falls, by pooling neighbours that do."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
+    for value, weight in zip(values, weights, strict=True):
+        count = 1
+        while pools and pools[-1][0] > value:
+            mean, more, members = pools.pop()
+            value = (value * weight + mean * more) / (weight + more)
+            weight, count = weight + more, count + members
+        pools.append((value, weight, count))
+    return [mean for mean, _, count in pools for _ in range(count)]
