@@ -21,13 +21,15 @@ class CacheStack:
         self._tiers = list(tiers)
         self._fail = fail
 
-    def resume(self, tokens: Seq[int], new_sequence: Callable[[], Sequence]) -> tuple[Sequence, str, int]:
+    def resume(
+        self, tokens: Seq[int], new_sequence: Callable[[], Sequence], leave: int = 1
+    ) -> tuple[Sequence, str, int]:
         """A sequence that holds the longest known beginning of `tokens`: `(sequence, tier's name, rows)`.
 
-        A cold start gives an empty one and `"none", 0`. The last token is never taken from a cache, since its
-        logits are needed.
+        A cold start gives an empty one and `"none", 0`. The last `leave` tokens are never taken from a cache: the
+        logits of the last one are needed, and the model may want more rows in a pass (`Caps.resume_rows`).
         """
-        wanted = tokens[:-1]
+        wanted = tokens[:-leave]
         found: list[tuple[int, str, CacheTier, Match]] = []
         for name, tier in list(self._tiers):
             match = self._guard(name, tier, partial(tier.lookup, wanted), None)
@@ -62,6 +64,33 @@ class CacheStack:
                         self._guard(other, taker, partial(taker.offer, Moment.CLOSING, tokens, sequence), None)
         for name, tier in list(self._tiers):
             self._guard(name, tier, tier.close, None)
+
+    def shedding(self) -> list[str]:
+        """The tiers' names in the order in which they give way when memory is short: the manifest's, backwards.
+
+        The manifest puts the tier first that is to be asked first, so what stands last is missed the least.
+        """
+        return [name for name, _ in reversed(self._tiers)]
+
+    def shed(self, name: str, nbytes: int) -> int:
+        """Ask one tier to give back `nbytes`; what it says that it freed, 0 for one that is gone."""
+        freed = 0
+        for known, tier in list(self._tiers):
+            if known == name:
+                freed += max(0, self._guard(name, tier, partial(tier.shed, nbytes), 0))
+        return freed
+
+    def kept(self, tokens: Seq[int]) -> int:
+        """How many rows of `tokens` a tier holds in a sequence that it could give away as it is.
+
+        Only a tier that adopts sequences gives any away; the others' copies take new memory.
+        """
+        longest = 0
+        for name, tier in list(self._tiers):
+            if getattr(type(tier), "adopt", CacheTier.adopt) is not CacheTier.adopt:
+                match = self._guard(name, tier, partial(tier.lookup, tokens[:-1]), None)
+                longest = max(longest, match.length if match is not None else 0)
+        return min(longest, len(tokens) - 1)
 
     def clear(self) -> None:
         """Forget everything."""

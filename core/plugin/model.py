@@ -31,6 +31,9 @@ class Caps:
     """One `forward` takes blocks of several sequences."""
     anchor_grid: int = 1
     """A snapshot is useful at multiples of this many rows only; 1 = anywhere."""
+    resume_rows: int = 1
+    """A prompt that goes on from a snapshot reads at least this many rows anew. A pass of few rows may take another way
+    through the arithmetic, and round otherwise, than the pass that would have read the whole prompt."""
 
 
 @dataclass(frozen=True, slots=True)

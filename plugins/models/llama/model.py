@@ -10,7 +10,7 @@ import torch
 
 from tandem.core.plugin import Block, Caps, Checkpoint, DraftHead, DraftSession, Options, Progress, Vision
 from tandem.plugins.models._hf.tokenizer import TextTokenizer
-from tandem.plugins.models.llama.attention import depths
+from tandem.plugins.models.llama.attention import ONEDNN_ROWS, depths
 from tandem.plugins.models.llama.network import Network, Rows
 from tandem.plugins.models.llama.sequence import KVSequence, Snapshot
 from tandem.plugins.models.llama.source import Source, open_source
@@ -49,7 +49,7 @@ class LlamaModel:
         self._config = source.config
         self._network: Network | None = network
         self.name = source.name
-        self.caps = Caps(max_len=source.config.max_len)
+        self.caps = Caps(max_len=source.config.max_len, resume_rows=_resume_rows(storage))
         self.tokenizer = tokenizer
         self.vision: Vision | None = None
         self.head: DraftHead | None = None
@@ -129,6 +129,11 @@ class LlamaModel:
             _check_tree(block.parents, count)
         if any(not 0 <= row < count for row in block.logits):
             raise ValueError(f"logits are wanted of rows {list(block.logits)}; the block has rows 0 to {count - 1}")
+
+
+def _resume_rows(storage: Storage) -> int:
+    """Rows from which on the layers and the attention are computed as in a long prompt, to the bit."""
+    return 1 if storage.exact else max(ONEDNN_ROWS, storage.dense_rows)
 
 
 def _check_tree(parents: Seq[int], count: int) -> None:
