@@ -10,7 +10,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tandem.core.engine.request import Refused
+from tandem.core.engine.memory import NoMemory
+from tandem.core.engine.request import Failed, Refused
 
 QUEUE_TIMEOUT_RETRY_S = 10
 """`Retry-After` of a request that waited too long for its place."""
@@ -84,6 +85,14 @@ def draining() -> Refused:
 def broken(message: str) -> ApiError:
     """The server's own fault."""
     return ApiError(500, message, kind="server_error", code="internal_error")
+
+
+def failed(last: Failed) -> ApiError:
+    """The engine could not answer: for want of memory, which is a 503 that says when to come back, or by a fault."""
+    if isinstance(last, NoMemory):
+        kind = "service_unavailable"
+        return ApiError(503, last.message, kind=kind, code=last.code, retry_after=last.retry_after)
+    return broken(last.message)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:

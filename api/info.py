@@ -14,6 +14,9 @@ from tandem.api.auth import Access, Gate
 from tandem.api.errors import DRAINING_RETRY_S, ApiError
 from tandem.api.service import Service
 
+QUEUE = ("running", "waiting", "max_running", "max_queue", "lane")
+"""What `/health` tells of the engine's queue."""
+
 
 class InfoRoutes:
     """Handlers of the routes that only read."""
@@ -70,10 +73,11 @@ class InfoRoutes:
             "model": service.served_name,
             "version": service.version,
             "uptime_s": round(time.time() - service.metrics.started, 1),
-            "queue": {name: snapshot[name] for name in ("running", "waiting", "max_running", "max_queue")},
+            "queue": {name: snapshot[name] for name in QUEUE if name in snapshot},
             "totals": snapshot["totals"],
             "sampling": {"regenerate": service.regenerations.told()},
             "caches": snapshot["caches"],
+            "memory": snapshot.get("memory", {}),
             "plugins": {
                 "states": dict(Counter(record["state"] for record in records)),
                 "failed": [record for record in records if record["state"] == "failed"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -22,6 +23,22 @@ CACHE_COUNTS = (
     ("hits", "Lookups that found something."),
     ("misses", "Lookups that found nothing."),
     ("evictions", "Entries given up for room."),
+)
+MEMORY_GAUGES = (
+    ("held_bytes", "Memory that the engine holds, the allocator's free blocks included."),
+    ("reusable_bytes", "Those free blocks, as far as the allocator tells."),
+    ("available_bytes", "Memory that could be taken besides."),
+)
+MEMORY_LIMITS = (
+    ("ceiling_bytes", "What the engine may hold between requests."),
+    ("peak_bytes", "What it may hold while a prompt is read."),
+    ("floor_bytes", "What must stay available."),
+)
+MEMORY_COUNTS = (
+    ("sheds", "Times that a cache gave way for a request."),
+    ("shed_bytes", "Bytes that caches gave back for requests."),
+    ("waits", "Requests that waited for memory."),
+    ("refused", "Requests that were refused for want of memory."),
 )
 RATES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000)
 
@@ -143,6 +160,7 @@ class _EngineState(Collector):
             "process_resident_memory_bytes", "Resident memory of the process.", psutil.Process().memory_info().rss
         )
         yield from self._caches(state["caches"])
+        yield from self._memory(state.get("memory") or {})
 
     @staticmethod
     def _caches(stats: Mapping[str, Mapping[str, float]]) -> Iterator[Metric]:
@@ -155,6 +173,17 @@ class _EngineState(Collector):
                         metric.add_metric([cache], numbers[name])
                 if metric.samples:
                     yield metric
+
+    @classmethod
+    def _memory(cls, told: Mapping[str, Any]) -> Iterator[Metric]:
+        """What the memory gate tells; nothing without a model."""
+        if not told:
+            return
+        for names, numbers in ((MEMORY_GAUGES, told), (MEMORY_LIMITS, told["limits"])):
+            for name, doc in names:
+                yield cls._gauge(f"memory_{name}", doc, numbers[name])
+        for name, doc in MEMORY_COUNTS:
+            yield CounterMetricFamily(f"{PREFIX}_memory_{name}", doc, told["counts"][name])
 
     @staticmethod
     def _gauge(name: str, doc: str, value: float) -> GaugeMetricFamily:

@@ -21,6 +21,33 @@ IMAGE_OPTIONS = {
 }
 """What images a request may carry. The pixel limit ends where Pillow's own warning begins."""
 
+MEMORY_OPTIONS = {
+    "mem_ceiling_gib": option(
+        ["number", "string"],
+        "What the engine may hold between requests, in GiB; caches give way above it. `auto` leaves the longest prompt "
+        "its room below the peak.",
+        "auto",
+        exclusiveMinimum=0,
+        pattern="^auto$",
+    ),
+    "mem_peak_gib": option(
+        ["number", "string"],
+        "What the engine may hold while a prompt is read, in GiB; `auto` is all memory but the floor.",
+        "auto",
+        exclusiveMinimum=0,
+        pattern="^auto$",
+    ),
+    "mem_floor_gib": option(
+        ["number", "string"],
+        "What must stay free of the machine's memory (or the GPU's), in GiB; `auto` is a sixteenth of it, at most 8 "
+        "and a quarter of what is available at the start.",
+        "auto",
+        minimum=0,
+        pattern="^auto$",
+    ),
+}
+"""The memory gate's limits."""
+
 SERVER_OPTIONS = {
     "host": option("string", "The address to listen on.", "127.0.0.1"),
     "port": option("integer", "The TCP port to listen on; 0 picks a free one.", 8000, minimum=0, maximum=65535),
@@ -33,6 +60,29 @@ SERVER_OPTIONS = {
     "max_queue": option(
         "integer", "How many requests may wait for a free place; one more is refused with a 503.", 8, minimum=0
     ),
+    "turn_quantum_ms": option(
+        "number",
+        "While one request reads its prompt and others write, a prefill chunk is cut so that its pass takes about this "
+        "long, in milliseconds.",
+        50,
+        exclusiveMinimum=0,
+    ),
+    "decode_share": option(
+        "number",
+        "The least share of the time that those who write keep while a prompt is read.",
+        0.5,
+        minimum=0,
+        maximum=0.95,
+    ),
+    "side_lane": option(
+        "string",
+        "Whether a short request that finds all places taken is served beside them: `on`, only while all of them write "
+        "(`decode`), or `off`.",
+        "on",
+        enum=["on", "decode", "off"],
+    ),
+    "side_lane_prompt_max": option("integer", "The longest prompt in the side lane, in tokens.", 2048, minimum=1),
+    "side_lane_new_max": option("integer", "The longest answer in the side lane, in tokens.", 64, minimum=1),
     "queue_timeout_s": option(
         "number",
         "How long a request that is not streamed may wait for a place before its 429, in seconds.",
@@ -95,6 +145,13 @@ SERVER_OPTIONS = {
     ),
     "regenerate_top_p": option("number", "The nucleus of a regenerated answer.", 0.95, exclusiveMinimum=0, maximum=1),
     "regenerate_top_k": option("integer", "The top-k of a regenerated answer; 0 is off.", 20, minimum=0),
+    "replay_mib": option(
+        "number",
+        "Memory for what the model wrote in earlier turns, in MiB, so that a turn that a client sends back in other "
+        "words is read as it was written; 0 reads every turn as it is sent.",
+        64,
+        minimum=0,
+    ),
     "admin_token": option(
         ["string", "null"],
         "What the admin routes ask for, at least 32 characters, as `{$env: NAME}` or `{$file: PATH}`; `null` opens "
@@ -124,5 +181,6 @@ SERVER_OPTIONS = {
     ),
     "ledger_days": option("number", "How long the ledger keeps a row, in days.", 400, exclusiveMinimum=0),
     "torch_threads": option("integer", "CPU threads for the model; 0 leaves torch's own choice.", 0, minimum=0),
+    **MEMORY_OPTIONS,
     **IMAGE_OPTIONS,
 }

@@ -1,4 +1,4 @@
-"""Whether what a builder describes fits into this machine, before any of it is read."""
+"""How much memory there is: whether what a builder describes fits, before any of it is read, and what is left later."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+try:
+    import resource
+except ImportError:  # Windows has no such limits
+    resource = None  # type: ignore[assignment]
 
 CGROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
@@ -38,8 +43,8 @@ def misfit(facts: Mapping[str, Any], available: int | None = None) -> str | None
     if available is None or weights + rows <= available:
         return None
     return (
-        f"the weights take {_gib(weights)} and a sequence of {LEAST_ROWS} tokens {_gib(rows)}, "
-        f"but {'this machine' if device == 'cpu' else f'the device {device}'} has {_gib(available)} of memory left; "
+        f"the weights take {in_gib(weights)} and a sequence of {LEAST_ROWS} tokens {in_gib(rows)}, "
+        f"but {'this machine' if device == 'cpu' else f'the device {device}'} has {in_gib(available)} of memory left; "
         "free some, or load weights in fewer bits"
     )
 
@@ -52,30 +57,63 @@ def surely_fits(path: Path) -> bool:
 
 
 def available_bytes(device: str = "cpu") -> int | None:
-    """Bytes that this process can still take: of the machine's memory within its container's limit, or of the GPU's.
+    """Bytes that this process can still take: of the machine's memory within its container's limit and its own limit
+    (`ulimit -v`), or of the GPU's.
 
-    None for a device that does not tell.
+    A GPU that shares the machine's memory has what the machine has: the driver counts cached files as taken, although
+    they give way. None for a device that does not tell.
     """
-    if device.startswith("cuda"):
+    if device.startswith("cuda") and not _shares_memory(device):
         import torch
 
         free: int = torch.cuda.mem_get_info(device)[0]
         return free
-    if device != "cpu":
+    if device != "cpu" and not device.startswith("cuda"):
         return None
-    left = [room for place in CGROUPS if (room := _cgroup_room(*place)) is not None]
+    left = [max(0, limit - use) for limit, use in (*_containers(), *_own_limit())]
     return min([psutil.virtual_memory().available, *left])
 
 
-def _cgroup_room(root: Path, limit_name: str, use_name: str, cached: str) -> int | None:
-    """Bytes left under a container's limit; None without one."""
+def total_bytes(device: str = "cpu") -> int | None:
+    """The memory of the machine within the same limits, or of the GPU; None for a device that does not tell."""
+    if device.startswith("cuda") and not _shares_memory(device):
+        import torch
+
+        total: int = torch.cuda.mem_get_info(device)[1]
+        return total
+    if device != "cpu" and not device.startswith("cuda"):
+        return None
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in (*_containers(), *_own_limit()))])
+
+
+def _shares_memory(device: str) -> bool:
+    """Whether a GPU has no memory of its own."""
+    import torch
+
+    return bool(getattr(torch.cuda.get_device_properties(device), "is_integrated", False))
+
+
+def _containers() -> list[tuple[int, int]]:
+    """The limit of this process's container and what is used of it, cached files not counted; empty without one."""
+    return [found for place in CGROUPS if (found := _cgroup(*place)) is not None]
+
+
+def _cgroup(root: Path, limit_name: str, use_name: str, cached: str) -> tuple[int, int] | None:
     try:
         limit, use = int((root / limit_name).read_text()), int((root / use_name).read_text())
         stat = dict(line.split(None, 1) for line in (root / "memory.stat").read_text().splitlines())
-        return max(0, limit - use + int(stat.get(cached, 0)))
+        return limit, use - int(stat.get(cached, 0))
     except (OSError, ValueError):  # not there, or `max`
         return None
 
 
-def _gib(size: int) -> str:
+def _own_limit() -> list[tuple[int, int]]:
+    """The limit of this process's address space and what is used of it; empty without one."""
+    if resource is None or (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) == resource.RLIM_INFINITY:
+        return []
+    return [(limit, psutil.Process().memory_info().vms)]
+
+
+def in_gib(size: int) -> str:
+    """A size as messages write it."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**28 else f"{size / 2**20:.0f} MiB"

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from tandem.core.kernel import memory
-from tandem.core.kernel.memory import GROWTH, LEAST_ROWS, available_bytes, misfit, surely_fits
+from tandem.core.kernel.memory import GROWTH, LEAST_ROWS, available_bytes, misfit, surely_fits, total_bytes
 
 GIB = 2**30
 
@@ -61,3 +63,25 @@ def test_a_containers_limit_counts_less_what_gives_way(container: Any) -> None:
 def test_a_container_without_a_limit_has_the_machines_memory(container: Any) -> None:
     container("max\n", "1000\n", "anon 1\n")
     assert (available_bytes() or 0) > 64 << 20
+
+
+def test_a_containers_limit_is_its_whole_memory(container: Any) -> None:
+    container(f"{64 << 20}\n", f"{60 << 20}\n", "anon 1\n")
+    assert total_bytes() == 64 << 20
+    container("max\n", "1000\n", "anon 1\n")
+    assert total_bytes() == psutil.virtual_memory().total
+
+
+def test_a_container_over_its_limit_has_nothing_left(container: Any) -> None:
+    container(f"{64 << 20}\n", f"{70 << 20}\n", "anon 1\n")
+    assert available_bytes() == 0
+
+
+def test_the_processs_own_limit_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = psutil.Process().memory_info().vms
+    limits = SimpleNamespace(RLIMIT_AS=9, RLIM_INFINITY=-1, getrlimit=lambda which: (used + (48 << 20), -1))
+    monkeypatch.setattr(memory, "resource", limits)
+    assert abs((available_bytes() or 0) - (48 << 20)) < 16 << 20
+    assert total_bytes() == used + (48 << 20)
+    limits.getrlimit = lambda which: (-1, -1)
+    assert total_bytes() == psutil.virtual_memory().total

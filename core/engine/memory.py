@@ -1,0 +1,465 @@
+"""The memory gate: a request is opened when what it will hold fits, and caches give way for it.
+
+    need    = state + 2 x bytes a row x (prompt + share of the answer - rows that a tier gives away) + workspace
+    room    = min(peak - held, available - floor) + reusable
+    opened  = need + what the running ones will still take <= room
+
+All of it is the gate's own estimate, made of the numbers that the model tells about itself and of what the machine
+says at the moment. Nothing is reserved: a running request's part is what its estimate says less what its sequence
+holds by now.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, Self
+
+from tandem.core.engine.caches import CacheStack
+from tandem.core.engine.generation import Generation, Phase, prompt_keys
+from tandem.core.engine.meter import Meter, Reading, device_of
+from tandem.core.engine.request import Failed, Generate
+from tandem.core.kernel import StartError
+from tandem.core.kernel.memory import in_gib, total_bytes
+from tandem.core.plugin import Model
+
+log = logging.getLogger("tandem.memory")
+
+GIB = 2**30
+EVENTS = 64
+"""Events that are kept."""
+FRESH_S = 0.1
+"""How long a reading counts while nothing runs."""
+RECHECK_S = 1.0
+"""How often a request that waits is looked at again while no other one ends."""
+FORGET_S = 60.0
+"""One that was not asked about for so long has left the queue."""
+RETRY_S = 30
+"""`Retry-After` of a refusal: nothing runs, so it is other programs that have to end."""
+
+ROW_SLACK = 2
+"""Sequences double their buffers, so a row may come with the room for another one."""
+ANSWER_SHARE = 4
+"""Of `max_tokens` a quarter counts: clients ask for far more than they get."""
+LEAST_ANSWER = 256
+"""That quarter counts up to the prompt's own rows, and at least up to so many."""
+WORKSPACE_KV = 8
+"""A row that is being read takes as much as this many rows of keys and values, where the model does not say."""
+LEAST_WORKSPACE = 2**16
+"""Bytes; the least that a row takes by that rule."""
+TRUST = 2
+"""A tier may free this many times less than it says: what it counts are buffers, of which up to half may never have
+been touched. One that frees still less counts what is not its own."""
+
+
+class Gauge(Protocol):
+    """What the gate measures with: `tandem.core.engine.meter.Meter`, or a test's own."""
+
+    def read(self) -> Reading: ...
+
+    def release(self) -> None: ...
+
+    def collect(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoMemory(Failed):
+    """There is no room for the request, and no running one whose end could make some. It may be sent again."""
+
+    code: str = "insufficient_memory"
+    retry_after: int = RETRY_S
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a request may be opened now. One that may not waits, unless it is refused with these words."""
+
+    opens: bool
+    refusal: str | None = None
+
+
+OPENS, WAITS = Verdict(True), Verdict(False)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a request will take, in bytes."""
+
+    kept: int
+    """What its sequence comes to hold."""
+    workspace: int
+    """What one chunk of its prompt takes while it is read."""
+
+    @property
+    def total(self) -> int:
+        return self.kept + self.workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The model's own numbers, in bytes."""
+
+    per_sequence: int
+    per_row: int
+    workspace_per_row: int
+    chunk: int
+    """Rows of a prefill chunk."""
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], chunk: int) -> Self:
+        """Read off `Model.facts`; what a model does not tell counts nothing, but for the workspace."""
+        row = _size(facts, "kv_bytes_per_token") + _size(facts, "mtp_kv_bytes_per_token")
+        return cls(
+            per_sequence=_size(facts, "state_bytes") + _size(facts, "conv_bytes"),
+            per_row=row,
+            workspace_per_row=_size(facts, "workspace_bytes_per_row") or max(LEAST_WORKSPACE, WORKSPACE_KV * row),
+            chunk=chunk,
+        )
+
+    def need(self, prompt: int, max_tokens: int, given: int = 0) -> Need:
+        """Of a prompt with so many rows, of which a tier gives `given` away with the sequence that holds them."""
+        answer = min(-(-max_tokens // ANSWER_SHARE), max(prompt, LEAST_ANSWER))
+        new = max(0, prompt + answer - given)
+        kept = ROW_SLACK * self.per_row * new + (0 if given else self.per_sequence)
+        return Need(kept, self.workspace_per_row * min(self.chunk, prompt - given))
+
+    def left(self, generation: Generation) -> Need:
+        """What a request that has begun will still take."""
+        if generation.phase is Phase.DONE:
+            return Need(0, 0)
+        request = generation.request
+        need = self.need(len(request.prompt), request.max_tokens)
+        kept = max(0, need.kept - generation.sequence.nbytes)
+        return Need(kept, need.workspace if generation.phase is Phase.PREFILL else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The three limits, in bytes."""
+
+    ceiling: int
+    """What the engine may hold between requests; caches give way above it."""
+    peak: int
+    """What it may hold while a prompt is read."""
+    floor: int
+    """What must stay free of the machine's memory (or the GPU's)."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], now: Reading, total: int | None, longest: int) -> Self:
+        """As the options say. `now` is read with the model loaded, `longest` is the need of the longest prompt.
+
+        `auto`: the floor is a sixteenth of the machine, at most 8 GiB and a quarter of what is available now; the peak
+        is all but the floor; the ceiling leaves the longest prompt its room below the peak, at most half of what there
+        is. Raises StartError for limits under which nothing can be served.
+        """
+        floor, peak, ceiling = (_bytes(options[f"mem_{name}_gib"]) for name in ("floor", "peak", "ceiling"))
+        if floor is None:
+            floor = min((total or now.available) // 16, 8 * GIB, now.available // 4)
+        if peak is None:
+            peak = max(now.held + max(0, now.available - floor), ceiling or 0)
+        elif peak <= now.held:
+            raise StartError(
+                f"server.mem_peak_gib is {options['mem_peak_gib']:g}, but with the model loaded {in_gib(now.held)} are "
+                "held already; give it more, or load the weights in fewer bits"
+            )
+        if ceiling is None:
+            ceiling = max(now.held, peak - min(longest, (peak - now.held) // 2))
+        elif ceiling > peak:
+            raise StartError(
+                f"server.mem_ceiling_gib is {options['mem_ceiling_gib']:g}, more than server.mem_peak_gib, which is "
+                f"{options['mem_peak_gib']:g}; the ceiling is the lower one of the two"
+            )
+        return cls(ceiling, peak, floor)
+
+
+@dataclass(slots=True)
+class Shed:
+    """What a tier gave back for one request, in bytes."""
+
+    said: int = 0
+    freed: int = 0
+    """As the meter saw it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One request that the gate had to do something for. Times in seconds, sizes in bytes."""
+
+    at: float
+    """Unix time."""
+    outcome: str
+    """`opened`, `waits` or `refused`."""
+    prompt_tokens: int
+    need_bytes: int
+    others_bytes: int
+    """What the running requests will still take."""
+    room_bytes: int
+    """What could be had in the end."""
+    running: int
+    waited_s: float
+    shed: dict[str, Shed]
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the start."""
+
+    opened: int = 0
+    tight: int = 0
+    """Times that the gate had to look closer."""
+    sheds: int = 0
+    """Times that a tier was asked to give way and did."""
+    shed_bytes: int = 0
+    waits: int = 0
+    waited_s: float = 0.0
+    refused: int = 0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """One in the queue, for which there was no room."""
+
+    request: Generate
+    since: float
+    running: int
+    looked_at: float
+
+
+@dataclass(slots=True)
+class _Case:
+    """One closer look."""
+
+    request: Generate
+    begun: Generation | None
+    cached: bool
+    running: Seq[Generation]
+    others: int
+    need: Need
+    reading: Reading
+    shed: dict[str, Shed] = field(default_factory=dict)
+
+
+class MemoryGate:
+    """Asked before a generation is opened. All calls but `report` come from the engine's thread."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        sizes: Sizes,
+        meter: Gauge,
+        caches: CacheStack,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limits = limits
+        self.sizes = sizes
+        self._meter = meter
+        self._caches = caches
+        self._clock = clock
+        self._last: tuple[float, Reading] | None = None
+        self._waiting: dict[int, _Waiting] = {}
+        self._lock = threading.Lock()  # over what `report` tells
+        self._counts = Counts()
+        self._events: deque[Event] = deque(maxlen=EVENTS)
+
+    @classmethod
+    def for_model(cls, model: Model, options: Mapping[str, Any], caches: CacheStack, max_len: int) -> Self:
+        """The gate of a loaded model. Raises StartError for limits under which nothing can be served."""
+        device = device_of(model.facts)
+        meter = Meter(device)
+        meter.release()  # what loading left behind is not the engine's
+        sizes = Sizes.of(model.facts, options["prefill_chunk"])
+        limits = Limits.of(options, meter.read(), total_bytes(device), sizes.need(max_len, 0).total)
+        told = (in_gib(size) for size in (limits.ceiling, limits.peak, limits.floor))
+        log.info("memory limits: ceiling %s, peak %s, floor %s", *told)
+        return cls(limits, sizes, meter, caches)
+
+    # ---------------------------------------------------------------------------------------------- the question
+
+    def admit(
+        self, request: Generate, running: Seq[Generation], *, begun: Generation | None = None, cached: bool = True
+    ) -> Verdict:
+        """Whether `request` may be opened beside the `running` ones, after caches have given way for it.
+
+        It waits only while others run. Ask as often as you like; a request that waits is looked at when another one
+        has ended, and once a second. `begun`: it gave its place up and wants to go on; what it holds is its own, so it
+        is never refused. `cached`: it may take over what a cache tier keeps.
+        """
+        now = self._clock()
+        known = self._waiting.get(id(request))
+        if known and len(running) >= known.running and now - known.looked_at < RECHECK_S:
+            return WAITS
+        need = self.sizes.left(begun) if begun else self.sizes.need(len(request.prompt), request.max_tokens)
+        others = sum(self.sizes.left(one).total for one in running)
+        # Running sequences grow, and what they hold is counted now: an older reading would miss what they took since.
+        reading = self._fresh() if running else self._recent(now)
+        if self._over(reading, running) <= 0 and need.total + others <= self._room(reading) and known is None:
+            return self._open(request, now)
+        cached = cached and request.cache and (request.shared is None or request.shared.state is None)
+        case = _Case(request, begun, cached, running, others, need, reading)
+        if self._missing(case) > 0:
+            self._make_room(case, thorough=known is None or not running)
+        return self._decide(case, known, now)
+
+    def _decide(self, case: _Case, known: _Waiting | None, now: float) -> Verdict:
+        waited = now - known.since if known else 0.0
+        fits = self._short(case) <= 0
+        if fits or (case.begun and not case.running):
+            if case.shed or known:
+                self._note("opened", case, waited)
+            return self._open(case.request, now)
+        if case.running:
+            if known is None:
+                self._note("waits", case, 0.0)
+            since = known.since if known else now
+            self._waiting[id(case.request)] = _Waiting(case.request, since, len(case.running), now)
+            return WAITS
+        self._note("refused", case, waited)
+        self._settle(case.request, now)
+        return Verdict(False, self._refusal(case))
+
+    def _open(self, request: Generate, now: float) -> Verdict:
+        self._counts.opened += 1
+        if self._waiting:
+            self._settle(request, now)
+        return OPENS
+
+    def _settle(self, request: Generate, now: float) -> None:
+        """The request waits no longer, and neither do those that nobody asked about again."""
+        if known := self._waiting.pop(id(request), None):
+            self._counts.waited_s += now - known.since
+        self._waiting = {key: one for key, one in self._waiting.items() if now - one.looked_at < FORGET_S}
+
+    # --------------------------------------------------------------------------------------------- making room
+
+    def _make_room(self, case: _Case, thorough: bool) -> None:
+        """Free blocks first, then cache bytes, cheapest tier first, then what only the collector finds.
+
+        Each tier is asked for what is missing until nothing is; one that frees less than it was asked for, or than it
+        says, is not asked again.
+        """
+        self._counts.tight += 1
+        self._meter.release()
+        self._look(case)
+        for tier in self._caches.shedding():
+            while (missing := self._missing(case)) > 0:
+                said, freed = self._shed(case, tier, missing)
+                if said < missing or freed * TRUST < said:
+                    break
+        if thorough and self._short(case) > 0:
+            self._meter.collect()
+            self._look(case)
+
+    def _shed(self, case: _Case, tier: str, missing: int) -> tuple[int, int]:
+        """Ask one tier; what it says that it freed, and what the meter saw of it."""
+        before = case.reading.held - case.reading.reusable
+        said = self._caches.shed(tier, missing)
+        if said <= 0:
+            return 0, 0
+        self._meter.release()
+        self._look(case)
+        freed = max(0, before - (case.reading.held - case.reading.reusable))
+        entry = case.shed.setdefault(tier, Shed())
+        entry.said += said
+        entry.freed += freed
+        self._counts.sheds += 1
+        self._counts.shed_bytes += freed
+        return said, freed
+
+    def _look(self, case: _Case) -> None:
+        """Read the memory, and what a tier could give away of the prompt: both change with what is shed."""
+        case.reading = self._fresh()
+        if case.begun is not None or not case.cached:
+            return
+        request = case.request
+        case.need = self.sizes.need(len(request.prompt), request.max_tokens)
+        if self._short(case) > 0:
+            given = self._caches.kept(prompt_keys(request))
+            case.need = self.sizes.need(len(request.prompt), request.max_tokens, given)
+
+    def _missing(self, case: _Case) -> int:
+        """Bytes that caches should give back; at most 0 when there is room."""
+        return max(self._over(case.reading, case.running), self._short(case))
+
+    def _short(self, case: _Case) -> int:
+        """Bytes that are wanted for the request to be opened."""
+        return case.need.total + case.others - self._room(case.reading)
+
+    def _over(self, reading: Reading, running: Seq[Generation]) -> int:
+        """Bytes over the ceiling, the running sequences not counted."""
+        over = reading.held - self.limits.ceiling
+        return over - sum(one.sequence.nbytes for one in running) if over > 0 else over
+
+    def _room(self, reading: Reading) -> int:
+        limits = self.limits
+        return min(limits.peak - reading.held, reading.available - limits.floor) + reading.reusable
+
+    def _recent(self, now: float) -> Reading:
+        if self._last is not None and now - self._last[0] < FRESH_S:
+            return self._last[1]
+        return self._fresh()
+
+    def _fresh(self) -> Reading:
+        reading = self._meter.read()
+        self._last = self._clock(), reading
+        return reading
+
+    # ------------------------------------------------------------------------------------------------- telling
+
+    def _refusal(self, case: _Case) -> str:
+        limits, reading = self.limits, case.reading
+        if limits.peak - reading.held <= reading.available - limits.floor:
+            why = f"below server.mem_peak_gib ({in_gib(limits.peak)}); send less at once, or have that limit raised"
+        else:
+            why = (
+                f"while {in_gib(limits.floor)} stay free (server.mem_floor_gib); try again when other programs have "
+                "given memory back, or send less at once"
+            )
+        room = in_gib(max(0, self._room(reading)))
+        return f"the request needs {in_gib(case.need.total)} of memory, and {room} can be had {why}"
+
+    def _note(self, outcome: str, case: _Case, waited: float) -> None:
+        room = max(0, self._room(case.reading))
+        tokens = len(case.request.prompt)
+        event = Event(
+            time.time(), outcome, tokens, case.need.total, case.others, room, len(case.running), waited, case.shed
+        )
+        with self._lock:
+            self._events.append(event)
+            self._counts.waits += outcome == "waits"
+            self._counts.refused += outcome == "refused"
+        gave = ", ".join(f"{tier} gave back {in_gib(shed.freed)}" for tier, shed in case.shed.items()) or "nothing shed"
+        log.log(
+            logging.ERROR if outcome == "refused" else logging.INFO,
+            "memory: a request that needs %s %s; %s can be had, %s are held; %s",
+            in_gib(case.need.total),
+            {"waits": "waits for the others", "refused": "is refused"}.get(outcome, "is opened"),
+            in_gib(room),
+            in_gib(case.reading.held),
+            gave,
+        )
+
+    def report(self) -> dict[str, Any]:
+        """For `/health` and `/metrics`. Safe from any thread."""
+        reading = self._meter.read()
+        with self._lock:
+            events, counts = list(self._events), asdict(self._counts)
+        return {
+            **{f"{name}_bytes": size for name, size in asdict(reading).items()},
+            "limits": {f"{name}_bytes": size for name, size in asdict(self.limits).items()},
+            "counts": counts,
+            "events": [asdict(event) for event in events],
+        }
+
+
+def _size(facts: Mapping[str, Any], name: str) -> int:
+    value = facts.get(name)
+    return max(0, int(value)) if isinstance(value, int | float) else 0
+
+
+def _bytes(option: float | str) -> int | None:
+    """An option in GiB; None = `auto`."""
+    return None if isinstance(option, str) else int(option * GIB)
