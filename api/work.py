@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tandem.api.errors import ApiError
+from tandem.api.replay import Recorder
 from tandem.api.request import ChatRequest, CompletionRequest, GenerationRequest, choice_seed
 from tandem.api.service import Service
 from tandem.api.structured import constraint_for, offered_tools
 from tandem.api.thinking import budget
-from tandem.core.engine.request import Generate, SharedPrompt
+from tandem.core.engine.request import Generate, Rank, SharedPrompt
 from tandem.core.plugin import ClientMatch
 
 
-async def chat_work(service: Service, ask: ChatRequest, client: ClientMatch) -> list[Generate]:
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the engine is asked for one request."""
+
+    requests: list[Generate]
+    recorder: Recorder | None = None
+    """Keeps the answers for the prompts in which they come back; None = they are not kept."""
+    replayed: int = 0
+    """Earlier turns that the prompt shows as the model wrote them."""
+
+
+async def chat_work(service: Service, ask: ChatRequest, client: ClientMatch) -> Work:
     """The choices of a chat. Raises ApiError when the template refuses the messages, the prompt does not fit, or
     what the answer should be can't be turned into a constraint."""
     notation = service.notation
@@ -49,21 +61,40 @@ async def chat_work(service: Service, ask: ChatRequest, client: ClientMatch) -> 
         cache=ask.cache,
         images=rendered.images,
         keep_text=ask.keep_text,
+        rank=rank_of(client),
     )
-    return _choices(first, ask.n)
+    recorder = service.recorder(ask, rendered, first.calls)
+    return Work(_choices(first, ask.n), recorder, rendered.replayed)
 
 
-async def completion_work(service: Service, ask: CompletionRequest, client: ClientMatch) -> list[Generate]:
+async def completion_work(service: Service, ask: CompletionRequest, client: ClientMatch) -> Work:
     """For each prompt in order its choices. Raises ApiError when a prompt is empty or does not fit."""
     work: list[Generate] = []
     for plain in ask.prompts:
         ids = await service.plain_prompt(plain)
         room = _room(service, ids, ask, "prompt")
         first = Generate(
-            prompt=ids, max_tokens=room, sampling=ask.sampling, stop=ask.stop, client=client.kind, cache=ask.cache
+            prompt=ids,
+            max_tokens=room,
+            sampling=ask.sampling,
+            stop=ask.stop,
+            client=client.kind,
+            cache=ask.cache,
+            rank=rank_of(client),
         )
         work += _choices(first, ask.n)
-    return work
+    return Work(work)
+
+
+OWN = "host"
+"""The client kind of what the server's own parts generate (`Host.generate`)."""
+
+
+def rank_of(client: ClientMatch) -> Rank:
+    """Who goes first when several requests wait."""
+    if client.kind == OWN:
+        return Rank.BACKGROUND
+    return Rank.TURN if client.side is None else Rank.SIDE
 
 
 def _room(service: Service, ids: Seq[int], ask: GenerationRequest, param: str) -> int:

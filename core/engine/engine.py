@@ -9,54 +9,32 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from tandem.core.conductor import Journal, Supervisor
+from tandem.core.engine.admission import Admission, Job, Lane
 from tandem.core.engine.caches import CacheStack
-from tandem.core.engine.drafting import FixedCutting
+from tandem.core.engine.drafting import FixedCutting, GuardedChoosing
 from tandem.core.engine.drafts import Drafts, Opener
-from tandem.core.engine.generation import Generation, Phase
+from tandem.core.engine.generation import Generation
+from tandem.core.engine.memory import MemoryGate, NoMemory
 from tandem.core.engine.request import Event, Failed, Finished, Generate, Refused, Sink, Stats
 from tandem.core.engine.round import run_round
+from tandem.core.engine.selfcheck import check_drafters
 from tandem.core.engine.thread import ModelThread
+from tandem.core.engine.turns import Turns
+from tandem.core.engine.waits import Waits
 from tandem.core.kernel import Platform
 from tandem.core.plugin import Choosing, RequestEvent
 
 log = logging.getLogger("tandem.engine")
 T = TypeVar("T")
 
-
-class Job:
-    """A submitted request: queued, then running, then over. The sink gets its last event exactly once."""
-
-    def __init__(self, request: Generate, sink: Sink) -> None:
-        self.request = request
-        self.sink = sink
-        self.submitted = time.perf_counter()
-        self.started: float | None = None
-        """When it left the queue (`perf_counter` seconds), None while it waits."""
-        self.cancelled = False
-        self.generation: Generation | None = None
-        self._wake: Callable[[], None] = lambda: None
-
-    def cancel(self) -> None:
-        """The client is gone: the engine drops the job at the next chunk or block. Safe from any thread."""
-        self.cancelled = True
-        self._wake()
-
-    def end_thinking(self) -> bool:
-        """Close the reasoning at the next block; False when the job does not run. Safe from any thread."""
-        generation = self.generation
-        if generation is None or self.cancelled:
-            return False
-        generation.end_thinking()
-        return True
-
-    @property
-    def queue_ms(self) -> float:
-        return ((self.started or time.perf_counter()) - self.submitted) * 1e3
+PAUSE_S = 0.05
+"""How long the thread sleeps while nobody runs and nobody is allowed to start."""
 
 
 class Engine:
@@ -66,20 +44,22 @@ class Engine:
         """`thread` is where the model was loaded; a model that computes in parallel should run on the same one."""
         options = platform.manifest.section("server")
         self.model = platform.model
-        self.parallel: int = options["parallel"]
-        self.max_queue: int = options["max_queue"]
         self.journal = Journal()
         self._platform = platform
         self._options = options
-        self._queue: deque[Job] = deque()
-        self._errands: deque[Callable[[], None]] = deque()
-        self._running: list[Job] = []
+        lane = Lane(options["side_lane"], options["side_lane_prompt_max"], options["side_lane_new_max"])
+        self._admission = Admission(options["parallel"], options["max_queue"], lane)
+        self._turns = Turns(options["turn_quantum_ms"] / 1e3, options["decode_share"])
+        self._errands: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._changed = threading.Condition()
         self._draining = False
         self._stopping = False
         self._thread = thread
         self._totals: dict[str, float] = {}
+        self._waits = Waits()
         self.caches = CacheStack([], self._fail_cache)
+        self.gate: MemoryGate | None = None
+        """Asked before a request is opened; None until the engine has started, and without a model."""
         self._openers: list[Opener] = []
         self._choosing: Choosing = FixedCutting()
         self._supervisor = Supervisor(
@@ -110,41 +90,54 @@ class Engine:
             return
         with torch.inference_mode():
             self.caches = CacheStack(self._platform.build("caches", self.model), self._fail_cache)
+            self.gate = MemoryGate.for_model(self.model, self._options, self.caches, self.max_len)
+            self._admission.allowed = self._has_memory
             self._openers = self._platform.build("drafters", self.model)
-            if self._openers and (choosers := self._platform.build("choosers", self.model)):
-                self._choosing = choosers[0][1]
+            if not self._openers:
+                return
+            if self._options["drafter_check"]:
+                for name, reason in check_drafters(self.model, self._openers):
+                    log.warning("drafter %s is switched off: %s", name, reason)
+                    self._fail_drafter(name, reason)
+            # Building the next kind also stops the start when a drafter that just failed is required.
+            if choosers := self._platform.build("choosers", self.model):
+                name, choosing = choosers[0]
+                fail = partial(self._platform.fail, "choosers", name)
+                self._choosing = GuardedChoosing(choosing, fail)
 
     def submit(self, request: Generate, sink: Sink) -> Job:
         """Queue a request. Raises Refused when there is no room, no model, or the engine is draining."""
-        job = Job(request, sink)
-        job._wake = self._notify
+        job = Job(request, sink, self._notify)
         with self._changed:
             if self.model is None:
                 raise Refused("no_model", "no model is loaded: the manifest has no model section", 60)
             if self._draining or self._stopping:
                 raise Refused("draining", "the server is shutting down", 30)
-            free = self.parallel - len(self._running)
-            if len(self._queue) >= self.max_queue + free:
-                raise Refused("queue_full", f"all places are busy and {len(self._queue)} requests wait", 5)
-            self._queue.append(job)
+            if self._admission.is_full(job):
+                waiting = len(self._admission.waiting)
+                raise Refused("queue_full", f"all places are busy and {waiting} requests wait", 5)
+            self._admission.add(job)
             self._changed.notify_all()
         return job
+
+    def outlook(self, job: Job) -> tuple[int, float | None] | None:
+        """A waiting job's position (1 = the next) and its expected wait in seconds; None when it does not wait."""
+        with self._changed:
+            order = self._admission.order()
+            if job not in order:
+                return None
+            ahead = order.index(job)
+            running = [other.generation.live() for other in self._admission.holders(job) if other.generation]
+            return ahead + 1, self._waits.estimate(running, ahead)
 
     def errand(self, work: Callable[[], T]) -> Future[T]:
         """Do `work` on the engine's thread between two rounds. Safe from any thread."""
         result: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                result.set_result(work())
-            except Exception as error:
-                result.set_exception(error)
-
         with self._changed:
             if self._stopping:
                 result.cancel()
             else:
-                self._errands.append(run)
+                self._errands.append((result, work))
                 self._changed.notify_all()
         return result
 
@@ -161,7 +154,7 @@ class Engine:
     def idle(self) -> bool:
         """Nothing is queued or running."""
         with self._changed:
-            return not self._queue and not self._running
+            return not self._admission.waiting and not self._admission.running
 
     def stop(self) -> None:
         """End the thread; running jobs end as `abandoned`."""
@@ -169,140 +162,187 @@ class Engine:
             self._stopping = True
             self._changed.notify_all()
         if self._thread is not None:
+            self._thread.post(self.caches.close)
             self._thread.post(self._choosing.close)
             self._thread.close()
 
     def snapshot(self) -> dict[str, Any]:
         """Counters and sizes for `/health` and `/metrics`."""
         with self._changed:
-            running, waiting = len(self._running), len(self._queue)
-            totals = dict(self._totals)
+            admission, totals = self._admission, dict(self._totals)
+            sharing = {
+                "running": admission.taken,
+                "waiting": len(admission.waiting),
+                "max_running": admission.places,
+                "max_queue": admission.max_queue,
+                "lane": {"mode": admission.lane.mode, "running": int(admission.guest is not None)},
+            }
         return {
-            "running": running,
-            "waiting": waiting,
-            "max_running": self.parallel,
-            "max_queue": self.max_queue,
+            **sharing,
             "draining": self._draining,
             "totals": totals,
             "caches": {name: dict(stats) for name, stats in self.caches.stats().items()},
             "speculation": dict(self._choosing.report()),
+            "memory": self.gate.report() if self.gate is not None else {},
         }
 
     # ------------------------------------------------------------------------------------------- on the thread
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not (self._queue or self._running or self._errands or self._stopping):
-                    self._changed.wait()
-                errands = list(self._errands)
-                self._errands.clear()
-                if self._stopping:
-                    break
-            for errand in errands:
-                errand()
-            self._drop_cancelled()
+        while self._wait_for_work():
+            self._run_errands()
+            self._drop_those_gone()
             self._admit()
             self._step()
-        for job in [*self._running, *self._queue]:
+        for result, _ in self._errands:
+            result.cancel()
+        for job in [*self._admission.running, *self._admission.waiting]:
             self._end(job, "abandoned")
-        with self._changed:
-            self._running.clear()
-            self._queue.clear()
 
-    def _drop_cancelled(self) -> None:
+    def _wait_for_work(self) -> bool:
+        """False when the engine stops."""
+        with self._changed:
+            admission = self._admission
+            while not (admission.waiting or admission.running or self._errands or self._stopping):
+                self._changed.wait()
+            return not self._stopping
+
+    def _run_errands(self) -> None:
+        while self._errands:
+            result, work = self._errands.popleft()
+            if not result.set_running_or_notify_cancel():
+                continue  # nobody waits for it any more
+            try:
+                result.set_result(work())
+            except Exception as error:
+                result.set_exception(error)
+
+    def _drop_those_gone(self) -> None:
         limit = self._options["request_timeout_s"]
         now = time.perf_counter()
         with self._changed:
-            gone = [job for job in self._queue if job.cancelled]
-            self._queue = deque(job for job in self._queue if not job.cancelled)
-        for job in gone:
-            self._end(job, "abandoned")
-        for job in list(self._running):
+            jobs = [*self._admission.running, *self._admission.waiting]
+        for job in jobs:
             if job.cancelled:
                 self._end(job, "abandoned")
             elif job.started is not None and now - job.started > limit:
                 self._end(job, "timeout")
 
     def _admit(self) -> None:
+        """Start those whose turn it is."""
         while True:
             with self._changed:
-                job = self._first_ready() if len(self._running) < self.parallel else None
-                if job is None:
-                    return
-                self._queue.remove(job)
-                job.started = time.perf_counter()
-                self._running.append(job)
+                job = self._admission.start()
+            if job is None:
+                return
+            if job.generation is not None:
+                continue  # it gave its place up for a while, and goes on
             try:
-                job.generation = self._open(job.request)
+                job.generation = self._open(job)
             except Exception as error:
                 log.exception("a request could not be started")
                 self._deliver(job, [Failed(f"the request could not be started: {error}", Stats())])
+            else:
+                self._hand_out(job)
 
-    def _first_ready(self) -> Job | None:
-        """The first in the queue that may start. A choice whose prompt is being read by another waits for it."""
-        for job in self._queue:
-            shared = job.request.shared
-            if shared is None or shared.state is not None:
-                return job
-            if not shared.reading:
-                shared.reading = True
-                return job
-        return None
+    def _has_memory(self, job: Job) -> bool:
+        """Whether a job that would start otherwise may. When not, it goes on waiting, or was refused just now."""
+        assert self.gate is not None
+        running = [other.generation for other in self._admission.running if other.generation is not None]
+        verdict = self.gate.admit(job.request, running, begun=job.generation, cached=job.lane is None)
+        if verdict.refusal is not None:
+            self._deliver(job, [NoMemory(verdict.refusal, Stats(len(job.request.prompt)))])
+        return verdict.opens
 
-    def _open(self, request: Generate) -> Generation:
+    def _open(self, job: Job) -> Generation:
+        """A guest has a small sequence of its own, without drafters and caches: it takes nothing from anybody."""
         assert self.model is not None
+        request = job.request
         event = RequestEvent(request.messages, len(request.prompt), request.max_tokens, request.client)
+        guest = job.lane is not None
         with torch.inference_mode():
             return Generation(
                 request,
                 self.model,
                 prefill_chunk=self._options["prefill_chunk"],
-                max_len=self.max_len,
-                caches=self.caches,
-                drafts=Drafts(self._openers, self._fail_drafter),
-                chooser=self._choosing.open(),
+                max_len=len(request.prompt) + request.max_tokens if guest else self.max_len,
+                caches=None if guest else self.caches,
+                drafts=None if guest else Drafts(self._openers, self._fail_drafter),
+                chooser=None if guest else self._choosing.open(),
+                own_draft=not guest,
                 watch=self._supervisor.begin(event),
             )
 
     def _step(self) -> None:
-        jobs = [job for job in self._running if job.generation is not None]
-        generations = [job.generation for job in jobs if job.generation is not None]
-        if not generations:
+        """One pass of those whose turn it is."""
+        jobs = list(self._admission.running)
+        if not jobs:
+            self._pause()
             return
         assert self.model is not None
+        in_places = [job.generation for job in jobs if job.generation is not None and job.lane is None]
+        guest = next((job.generation for job in jobs if job.lane is not None), None)
+        turn = self._turns.next(in_places, guest)
+        start = time.perf_counter()
         try:
-            run_round(self.model, [g for g in generations if g.phase is not Phase.DONE])
+            run_round(self.model, turn.generations, turn.chunk)
         except Exception as error:
             log.exception("a forward pass failed; the requests in it end with an error")
-            for generation in generations:
+            for generation in turn.generations:
                 generation.fail(f"the model failed: {error}")
-        for job, generation in zip(jobs, generations, strict=True):
-            if generation.events:
-                self._deliver(job, generation.collect())
+        self._turns.took(turn, time.perf_counter() - start)
+        for job in jobs:
+            self._hand_out(job)
+
+    def _pause(self) -> None:
+        """Nothing runs. Who was not allowed to start is asked about again in a while."""
+        with self._changed:
+            if self._admission.held_back and not (self._errands or self._stopping):
+                self._changed.wait(PAUSE_S)
+
+    def _hand_out(self, job: Job) -> None:
+        """Send what the job's generation has written."""
+        if job.generation is not None and job.generation.events:
+            self._deliver(job, job.generation.collect())
 
     def _end(self, job: Job, reason: str) -> None:
         if job.generation is None:
             self._deliver(job, [Finished(reason, Stats(len(job.request.prompt)), reason)])
         else:
             job.generation.end(reason)
-            self._deliver(job, job.generation.collect())
+            self._hand_out(job)
 
     def _deliver(self, job: Job, events: list[Event]) -> None:
         last = events[-1]
         if isinstance(last, Finished | Failed):
-            events[-1] = last = replace(last, stats=replace(last.stats, queue_ms=job.queue_ms))
+            stats = replace(last.stats, queue_ms=job.queue_ms, wait_own_ms=job.wait_own_ms, lane=job.lane)
+            events[-1] = last = replace(last, stats=stats)
             self._count(last)
+            self._remember(job, last)
             if job.request.shared is not None and job.started is not None:
                 job.request.shared.reading = False
             with self._changed:
-                if job in self._running:
-                    self._running.remove(job)
+                self._admission.leave(job)
         try:
             job.sink(events)
         except Exception:
             log.exception("a sink failed; its request is dropped")
             job.cancelled = True
+
+    def _remember(self, job: Job, last: Finished | Failed) -> None:
+        """What this request teaches about how long others will hold their places."""
+        if job.started is None or job.generation is None or job.lane is not None or isinstance(last, Failed):
+            return
+        stats, held = last.stats, time.perf_counter() - job.started
+        with self._changed:
+            self._waits.ended(
+                job.generation.kind,
+                held,
+                stats.prompt_tokens - stats.cached_tokens,
+                stats.prefill_ms / 1e3,
+                stats.completion_tokens,
+                stats.decode_ms / 1e3,
+            )
 
     def _count(self, last: Finished | Failed) -> None:
         stats = last.stats
@@ -316,6 +356,7 @@ class Engine:
                 ("rounds", stats.rounds),
                 ("draft_tokens", stats.draft_tokens),
                 ("draft_accepted", stats.draft_accepted),
+                ("lane_requests", stats.lane is not None),
             ):
                 self._totals[name] = self._totals.get(name, 0) + value
 

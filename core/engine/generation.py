@@ -40,6 +40,7 @@ from tandem.core.plugin import (
     SafePoint,
     Sequence,
     TreeChooser,
+    cut,
 )
 
 
@@ -91,14 +92,15 @@ class Generation:
         """What happened since the events were last collected."""
         self.row: Tensor | None = None
         self.tree: DraftTree | None = None
-        self.certain = False
-        """The tree is the model's own and certain; it is taken whole and teaches nothing."""
+        self.teaches = True
+        """The tree is as the chooser gave it, and the chooser may learn from what becomes of it."""
         self.sampler = Sampler(request.sampling, request.prompt, model.tokenizer.vocab_size)
         self._eos = model.tokenizer.eos_ids
         thinking = request.thinking
         self._answer = Answer(model.tokenizer, request.stop, thinking, request.calls)
         self._steering = Steering(self._answer, thinking, request.constraint() if request.constraint else None)
-        self._chunk = prefill_chunk
+        self.chunk = prefill_chunk
+        """Prompt tokens that one pass reads, at most; chunks end on this grid."""
         self._caches = caches if caches is not None and request.cache else None
         self._keys = prompt_keys(request)
         self._drafts = drafts if drafts is not None else Drafts()
@@ -127,7 +129,7 @@ class Generation:
             return sequence
         if self._caches is None:
             return self._new_sequence()
-        sequence, source, rows = self._caches.resume(self._keys, self._new_sequence)
+        sequence, source, rows = self._caches.resume(self._keys, self._new_sequence, self.model.caps.resume_rows)
         self.stats = replace(self.stats, cached_tokens=rows, cache_source=source)
         return sequence
 
@@ -137,24 +139,33 @@ class Generation:
 
     # ------------------------------------------------------------------------------------------------ the round
 
-    def next_block(self, others: int = 0) -> Block | None:
-        """The rows to run next, or None when the generation ended. `others` rows share the pass."""
+    @property
+    def reading(self) -> bool:
+        """Its prompt is not read yet."""
+        return self.phase is Phase.PREFILL
+
+    def next_block(self, others: int = 0, nodes: int = MAX_NODES, chunk: int | None = None) -> Block | None:
+        """The rows to run next, or None when the generation ended.
+
+        `others` rows share the pass. At most `nodes` drafted nodes are among them, or `chunk` tokens of the prompt.
+        """
         if self.phase is Phase.PREFILL:
-            return self._prefill_block()
+            return self._prefill_block(chunk or self.chunk)
         if self.phase is Phase.DECODE:
-            return self._decode_block(others)
+            return self._decode_block(others, nodes)
         return None
 
     def take(self, block: Block, rows: Tensor) -> None:
         """The wanted logits of the block that `next_block` gave: walk them and commit."""
         if self.phase is Phase.PREFILL:
-            self._take_prefill(rows)
+            self._take_prefill(rows, len(block.tokens))
         elif self.phase is Phase.DECODE:
             self._take_decode(rows, len(block.tokens))
 
-    def _prefill_block(self) -> Block:
+    def _prefill_block(self, chunk: int) -> Block:
         prompt = self.request.prompt
-        end = self._chunk_end()
+        # Chunks end on one grid, wherever the prompt was resumed; shorter ones on one of their own between its lines.
+        end = min(len(prompt), *(self.done - self.done % rows + rows for rows in (chunk, self.chunk)))
         last = end == len(prompt)
         return Block(
             self.sequence,
@@ -163,10 +174,6 @@ class Generation:
             images=tuple(self._image_rows(self.done, end)),
         )
 
-    def _chunk_end(self) -> int:
-        """Where the next prefill chunk ends. Chunks end on one grid, wherever the prompt was resumed."""
-        return min(self.done - self.done % self._chunk + self._chunk, len(self.request.prompt))
-
     def _image_rows(self, start: int, end: int) -> Iterator[ImageRows]:
         """The pictures, or parts of them, between two places of the prompt."""
         for placed in self.request.images:
@@ -174,14 +181,13 @@ class Generation:
             if first < last:
                 yield ImageRows(placed.picture, first - start, first - placed.start, last - first)
 
-    def _take_prefill(self, rows: Tensor) -> None:
+    def _take_prefill(self, rows: Tensor, count: int) -> None:
         prompt = self.request.prompt
-        count = self._chunk_end() - self.done
         self.sequence.commit(range(count))
         self.done += count
         self.events.append(PrefillProgress(self.done, len(prompt)))
         whole = self.done == len(prompt)
-        if self._caches:
+        if self._caches and (whole or self.done % self.chunk == 0):
             self._caches.offer(Moment.GRID, self._keys[: self.done], self.sequence)
             if whole:
                 self._caches.offer(Moment.PROMPT_END, self._keys, self.sequence)
@@ -197,7 +203,7 @@ class Generation:
         self.stats = replace(self.stats, prefill_ms=(self._prefilled - self._began) * 1e3)
         self._tell_drafters(self.request.prompt)
 
-    def _decode_block(self, others: int) -> Block | None:
+    def _decode_block(self, others: int, nodes: int) -> Block | None:
         assert self.row is not None
         if forced := self._steering.forced():
             return self._forced_block(forced)
@@ -209,7 +215,7 @@ class Generation:
             self._finish("stop", "eos")
             return None
         logprob = self.sampler.logprob(self.row, root)
-        self.tree = self._draft(root, others)
+        self.tree = self._draft(root, others, nodes)
         self._accept(root, logprob)
         if self.tree is None or self._ended_by_text():
             # Nothing to verify with it: the token goes out before the pass that reads it.
@@ -246,7 +252,7 @@ class Generation:
             draft_tokens=self.stats.draft_tokens + len(tree),
             draft_accepted=self.stats.draft_accepted + len(accepted),
         )
-        if self._chooser is not None and not self.certain:
+        if self._chooser is not None and self.teaches:
             self._chooser.learn(tree, accepted)
         self._after_block(1 + len(accepted))
 
@@ -279,21 +285,24 @@ class Generation:
             self._own.extend(tokens)
         self._drafts.extend(tokens)
 
-    def _draft(self, root: int, others: int) -> DraftTree | None:
+    def _draft(self, root: int, others: int, nodes: int) -> DraftTree | None:
         left = min(self.request.max_tokens - len(self.output), self._room(), self._steering.before_forced())
         limit = min(MAX_NODES, left - 1)
         if limit <= 0:
             return None
-        if self._own is not None:
-            own = self._own.propose(root, limit)
-            self.certain = bool(own)
-            if own:
-                return own
-        if self._chooser is None or not self._drafts:
+        self.teaches = True
+        if self._own is not None and (own := self._own.propose(root, limit)):
+            self.teaches = False
+            return own  # certain, so it is taken whole
+        if self._chooser is None or not self._drafts or nodes <= 0:
             return None
         context = self.sequence.length
         trees = self._drafts.propose(root, limit, self._chooser, context)
-        return self._chooser.choose(trees, context, others) if trees else None
+        tree = self._chooser.choose(trees, context, others) if trees else None
+        if tree is None or len(tree) <= nodes:
+            return tree
+        self.teaches = False  # what was cut off might have been right
+        return cut(tree, nodes)
 
     def observe(self, rows: int, context: int, seconds: float) -> None:
         """A pass of these rows alone, with `context` rows committed before it, took this long."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -77,6 +77,17 @@ class SharedPrompt:
     """What the reader left: a snapshot of the sequence, and the logits of the prompt's last row."""
 
 
+class Rank(IntEnum):
+    """Who goes first when several requests wait."""
+
+    TURN = 0
+    """Somebody waits for this answer."""
+    SIDE = 1
+    """What a client asks beside a turn: a title, tags, a summary."""
+    BACKGROUND = 2
+    """The server's own work. It gives its place to anything else that waits."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlacedPicture:
     """A picture in the prompt, whose placeholder stands there once for each of its rows."""
@@ -115,6 +126,7 @@ class Generate:
     """Whether the text may be kept for other requests, by a drafter's store for instance."""
     shared: SharedPrompt | None = None
     """Set for the choices of one request, so that the prompt is read once."""
+    rank: Rank = Rank.TURN
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +199,11 @@ class Stats:
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
     cache_source: str = "none"
+    lane: str | None = None
+    """What it was served beside in the side lane, `decode` or `prefill`; None = it had a place of its own. Its times
+    say nothing about the speed of others."""
+    wait_own_ms: float = 0.0
+    """Which part of `queue_ms` passed while the server's own work held the place that it got."""
 
 
 @dataclass(frozen=True, slots=True)

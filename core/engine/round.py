@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import torch
 
+from tandem.core.engine.drafting import MAX_NODES
 from tandem.core.engine.generation import Generation, Phase
 from tandem.core.plugin import Block, Model
 
@@ -17,17 +18,24 @@ log = logging.getLogger("tandem.engine")
 T = TypeVar("T")
 
 
-@torch.inference_mode()
-def run_round(model: Model, generations: Seq[Generation]) -> None:
-    """One step for each generation. Afterwards each has new events, and some may be done.
+JOINT_ROWS = MAX_NODES + 1
+"""Rows that write in one pass, drafts included: as many as a lone generation may have."""
 
-    Prefill chunks, plain steps and draft trees are all blocks of rows, so they share the pass that reads the
-    weights. A model that can't join blocks is passed them one at a time.
+
+@torch.inference_mode()
+def run_round(model: Model, generations: Seq[Generation], chunk: int | None = None) -> None:
+    """One step for each generation, `chunk` tokens for one that reads its prompt (None = its own chunk).
+
+    Afterwards each has new events, and some may be done. Prefill chunks, plain steps and draft trees are all blocks
+    of rows, so they share the pass that reads the weights. A model that can't join blocks is passed them one at a
+    time. Those who write have an equal share of `JOINT_ROWS`, and a tree that is larger is cut to it.
     """
     work: list[tuple[Generation, Block]] = []
     rows = 0
+    writing = sum(not generation.reading for generation in generations)
+    nodes = JOINT_ROWS // max(1, writing) - 1
     for generation in generations:
-        block = _guarded(generation, partial(generation.next_block, rows))
+        block = _guarded(generation, partial(generation.next_block, rows, nodes, chunk))
         if block is not None:
             work.append((generation, block))
             rows += len(block.tokens)

@@ -46,7 +46,8 @@ def test_health_counts_and_names_what_failed(box: Box, script: Script) -> None:
     box.post(CHAT, {"messages": script("abc")})
     health = box.get("/health").json()
     assert (health["status"], health["model"]) == ("ok", "TandemLLM")
-    assert health["queue"] == {"running": 0, "waiting": 0, "max_running": 2, "max_queue": 8}
+    lane = {"mode": "on", "running": 0}
+    assert health["queue"] == {"running": 0, "waiting": 0, "max_running": 2, "max_queue": 8, "lane": lane}
     assert health["totals"]["completion_tokens"] >= 3
     assert health["plugins"]["failed"] == []
     assert health["plugins"]["states"]["active"] >= 1
