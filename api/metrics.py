@@ -121,10 +121,10 @@ class Metrics:
             self._answer_size.observe(stats.completion_tokens)
             if stats.prefill_ms:
                 self._prefill.observe(stats.prefill_ms / 1e3)
-            if stats.completion_tokens > 1 and stats.decode_ms:
+            if stats.completion_tokens > 1 and stats.decode_ms and stats.lane is None:
                 self._decode_rate.observe((stats.completion_tokens - 1) * 1e3 / stats.decode_ms)
                 self._per_token.observe(stats.decode_ms / 1e3 / stats.completion_tokens)
-        if len(record.stats) == 1 and record.stats[0].prefill_ms:
+        if len(record.stats) == 1 and record.stats[0].prefill_ms and record.stats[0].lane is None:
             self._prefill_rate.observe(forwarded * 1e3 / record.stats[0].prefill_ms)
 
     def text(self) -> bytes:

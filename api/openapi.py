@@ -69,9 +69,7 @@ ROUTES: Mapping[str, About] = {
         "PluginList",
         (401,),
     ),
-    "/v1/cache/stats": About(
-        "What each cache tier holds: its counters, and its sizes in bytes.", "CacheStats", (401,)
-    ),
+    "/v1/cache/stats": About("What each cache tier holds: its counters, and its sizes in bytes.", "CacheStats", (401,)),
     "/v1/cache/clear": About("Empties every cache tier; running answers go on.", "CacheCleared", (401,)),
     "/health": About("Is it taking requests: 200, or 503 while it drains.", "Health", (503,)),
     "/metrics": About("Counters and times for Prometheus.", None, (401,)),

@@ -108,6 +108,8 @@ class Record:
             draft_tokens=sum(choice.draft_tokens for choice in stats),
             draft_accepted=sum(choice.draft_accepted for choice in stats),
             cache_source=next((choice.cache_source for choice in stats if choice.cached_tokens), "none"),
+            lane=next((choice.lane for choice in stats if choice.lane), None),
+            wait_own_ms=sum(choice.wait_own_ms for choice in stats),
             queue_ms=sum(choice.queue_ms for choice in stats),
             prefill_ms=sum(choice.prefill_ms for choice in stats),
             decode_ms=sum(choice.decode_ms for choice in stats),

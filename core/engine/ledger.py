@@ -53,6 +53,11 @@ class Row:
     draft_tokens: int
     draft_accepted: int
     cache_source: str
+    lane: str | None
+    """What the request was served beside in the side lane, `decode` or `prefill`; empty = it had its own place. The
+    times of such a row are no samples of speed."""
+    wait_own_ms: float
+    """How much of the wait was behind the server's own work."""
     queue_ms: float
     prefill_ms: float
     decode_ms: float
@@ -69,7 +74,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "id TEXT, ended_at REAL, route TEXT, client TEXT, session TEXT, stream INTEGER, choices INTEGER, "
         "reason TEXT, detail TEXT, prompt_tokens INTEGER, cached_tokens INTEGER, forwarded_tokens INTEGER, "
         "image_tokens INTEGER, completion_tokens INTEGER, reasoning_tokens INTEGER, rounds INTEGER, "
-        "draft_tokens INTEGER, draft_accepted INTEGER, cache_source TEXT, queue_ms REAL, prefill_ms REAL, "
+        "draft_tokens INTEGER, draft_accepted INTEGER, cache_source TEXT, "
+        "lane TEXT, wait_own_ms REAL, queue_ms REAL, prefill_ms REAL, "
         "decode_ms REAL, first_text_ms REAL, total_ms REAL)",
         "CREATE INDEX requests_by_time ON requests (ended_at)",
         "CREATE INDEX requests_by_session ON requests (session, ended_at)",

@@ -15,7 +15,8 @@ SECRET = "a secret nobody should find"
 
 
 def rows_of(path: Path, *asked: Any, **server: Any) -> list[dict[str, Any]]:
-    with Box(server={"port": 0, "ledger": str(path), **server}, caches={"resident": {}}, routes=["responses"], formats=["qwen_xml"]) as box:
+    server = {"port": 0, "ledger": str(path), **server}
+    with Box(server=server, caches={"resident": {}}, routes=["responses"], formats=["qwen_xml"]) as box:
         for ask in asked:
             ask(box)
     return read(path)
