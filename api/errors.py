@@ -10,8 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tandem.core.engine.memory import NoMemory
-from tandem.core.engine.request import Failed, Refused
+from tandem.core.engine.request import Failed, NoMemory, Refused
 
 QUEUE_TIMEOUT_RETRY_S = 10
 """`Retry-After` of a request that waited too long for its place."""

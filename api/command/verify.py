@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,7 +77,9 @@ def verify_command(
     from tandem.core.engine.notation import notation_of
     from tandem.core.kernel import assemble
 
-    logging.getLogger("tandem").setLevel(logging.CRITICAL)  # what goes wrong is in the table
+    log = logging.getLogger("tandem")
+    click.get_current_context().call_on_close(partial(log.setLevel, log.level))
+    log.setLevel(logging.CRITICAL)  # what goes wrong is in the table
     gap = TIE_NATS if tie_nats is None else tie_nats
     off = LOGPROB_NATS if logprob_nats is None else logprob_nats
     console = Console()

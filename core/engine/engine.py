@@ -20,8 +20,8 @@ from tandem.core.engine.caches import CacheStack
 from tandem.core.engine.drafting import FixedCutting, GuardedChoosing
 from tandem.core.engine.drafts import Drafts, Opener
 from tandem.core.engine.generation import Generation
-from tandem.core.engine.memory import MemoryGate, NoMemory
-from tandem.core.engine.request import Event, Failed, Finished, Generate, Refused, Sink, Stats
+from tandem.core.engine.memory import MemoryGate
+from tandem.core.engine.request import Event, Failed, Finished, Generate, NoMemory, Refused, Sink, Stats
 from tandem.core.engine.round import run_round
 from tandem.core.engine.selfcheck import check_drafters
 from tandem.core.engine.thread import ModelThread

@@ -243,7 +243,9 @@ def request_of(
         raise ValueError(f"a prompt has {len(prompt)} tokens; it must have some, and fewer than {model.caps.max_len}")
     grammar = case.grammar
     constraint = (lambda: grammars.single(grammar)) if grammar is not None else None
-    return Generate(prompt, min(max_tokens, room), case.sampling, thinking=thinking, constraint=constraint)
+    return Generate(
+        prompt, min(max_tokens, room), case.sampling, thinking=thinking, constraint=constraint, keep_text=False
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- the comparison

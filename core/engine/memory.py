@@ -22,7 +22,7 @@ from typing import Any, Protocol, Self
 from tandem.core.engine.caches import CacheStack
 from tandem.core.engine.generation import Generation, Phase, prompt_keys
 from tandem.core.engine.meter import Meter, Reading, device_of
-from tandem.core.engine.request import Failed, Generate
+from tandem.core.engine.request import Generate
 from tandem.core.kernel import StartError
 from tandem.core.kernel.memory import in_gib, total_bytes
 from tandem.core.plugin import Model
@@ -38,8 +38,6 @@ RECHECK_S = 1.0
 """How often a request that waits is looked at again while no other one ends."""
 FORGET_S = 60.0
 """One that was not asked about for so long has left the queue."""
-RETRY_S = 30
-"""`Retry-After` of a refusal: nothing runs, so it is other programs that have to end."""
 
 ROW_SLACK = 2
 """Sequences double their buffers, so a row may come with the room for another one."""
@@ -64,14 +62,6 @@ class Gauge(Protocol):
     def release(self) -> None: ...
 
     def collect(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class NoMemory(Failed):
-    """There is no room for the request, and no running one whose end could make some. It may be sent again."""
-
-    code: str = "insufficient_memory"
-    retry_after: int = RETRY_S
 
 
 @dataclass(frozen=True, slots=True)

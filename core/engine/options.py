@@ -76,8 +76,8 @@ SERVER_OPTIONS = {
     ),
     "side_lane": option(
         "string",
-        "Whether a short request that finds all places taken is served beside them: `on`, only while all of them write "
-        "(`decode`), or `off`.",
+        "Whether a short request that finds all places taken is served beside them: `on`, `off`, or `decode` for only "
+        "while all of them write.",
         "on",
         enum=["on", "decode", "off"],
     ),

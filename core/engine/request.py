@@ -227,6 +227,15 @@ class Failed:
     stats: Stats
 
 
+@dataclass(frozen=True, slots=True)
+class NoMemory(Failed):
+    """There is no room for the request, and no running one whose end could make some. It may be sent again."""
+
+    code: str = "insufficient_memory"
+    retry_after: int = 30
+    """Seconds: nothing runs, so it is other programs that have to end."""
+
+
 Event = Piece | CallPiece | PrefillProgress | Finished | Failed
 Sink = Callable[[list[Event]], None]
 """Called on the engine's thread with the events of one step, in order. Must not block."""

@@ -24,12 +24,11 @@ from tandem.core.engine.memory import (
     WORKSPACE_KV,
     Limits,
     MemoryGate,
-    NoMemory,
     Sizes,
 )
 from tandem.core.engine.meter import Reading
 from tandem.core.engine.options import SERVER_OPTIONS
-from tandem.core.engine.request import Event, Failed, Finished, Generate, SharedPrompt
+from tandem.core.engine.request import Event, Failed, Finished, Generate, NoMemory, SharedPrompt
 from tandem.core.kernel import StartError
 from tandem.core.plugin import CacheTier, Match
 from tandem.core.plugin.part import with_defaults
