@@ -16,21 +16,23 @@ from tandem.api.body import read_json
 from tandem.api.chunks import ChatWriter, CompletionWriter, Head, chat_body, completion_body
 from tandem.api.errors import ApiError, refused
 from tandem.api.images import LEFT_OUT_HEADER
-from tandem.api.listener import Listener
 from tandem.api.logprobs import ChatLogprobs, CompletionLogprobs
 from tandem.api.plain import ABANDONED, Choice, Choices, run_unless_left
 from tandem.api.presenting import Presenter
 from tandem.api.readers import FieldError
 from tandem.api.record import Record
+from tandem.api.replay import RecordedListener, Recorder
 from tandem.api.request import ChatRequest, GenerationRequest
 from tandem.api.service import Service
 from tandem.api.stream import AnswerStream
 from tandem.api.usage import metrics, timings, usage
-from tandem.api.work import chat_work, completion_work
+from tandem.api.work import Work, chat_work, completion_work
 from tandem.core.engine.request import Generate, Refused
 from tandem.core.plugin import ClientMatch, Tokenizer
 
 CLIENT_HEADER = "x-tandem-client"
+REPLAYED_HEADER = "x-tandem-replayed-turns"
+"""How many earlier turns the prompt shows as the model wrote them; absent when there are none."""
 CLIENT_GONE = 499
 """Nobody reads it; it stands in the metrics."""
 
@@ -41,7 +43,7 @@ class Kind:
 
     route: str
     read: Callable[[Service, Mapping[str, Any]], Awaitable[GenerationRequest]]
-    work: Callable[[Service, Any, ClientMatch], Awaitable[list[Generate]]]
+    work: Callable[[Service, Any, ClientMatch], Awaitable[Work]]
     """What the engine is asked, prompt by prompt."""
     writer: type[ChatWriter] | type[CompletionWriter]
     logprobs: Callable[[Tokenizer], ChatLogprobs | CompletionLogprobs]
@@ -84,13 +86,14 @@ class GenerateRoute:
             ask = service.regenerations.read(ask, body, client, request.headers)
         except FieldError as error:
             raise ApiError(400, str(error), param=error.param) from None
-        work = await kind.work(service, ask, client)
+        planned = await kind.work(service, ask, client)
+        work = planned.requests
         presenter = service.presenter(ask, client)
         head = Head(
             service.new_id(kind.writer.PREFIX), int(time.time()), service.served_name or "", service.fingerprint
         )
         record = Record(head.id, kind.route, client.kind, client.session, ask.stream, ask.n)
-        headers = {CLIENT_HEADER: client.kind, **_left_out(ask)}
+        headers = {CLIENT_HEADER: client.kind, **_left_out(ask), **_replayed(planned)}
         record.image_tokens = sum(placed.picture.rows for placed in work[0].images)
         record.on_end = partial(service.regenerations.ended, ask, client)
         if ask.stream:
@@ -99,12 +102,13 @@ class GenerateRoute:
                 record,
                 kind.writer(head, tokenizer),
                 work,
-                Listener(service.engine, work[0]),
+                RecordedListener(service.engine, work[0]),
                 presenter,
                 include_usage=ask.include_usage,
                 headers=headers,
+                recorder=planned.recorder,
             )
-        choices = await self._choices(request, record, work, presenter)
+        choices = await self._choices(request, record, work, presenter, planned.recorder)
         if choices is None:
             return Response(status_code=CLIENT_GONE)
         written = [
@@ -124,7 +128,12 @@ class GenerateRoute:
         return Response(answer, media_type="application/json", headers=headers)
 
     async def _choices(
-        self, request: Request, record: Record, work: Seq[Generate], presenter: Presenter
+        self,
+        request: Request,
+        record: Record,
+        work: Seq[Generate],
+        presenter: Presenter,
+        recorder: Recorder | None,
     ) -> list[Choice] | None:
         """Every choice, or None when the client left. The record is closed in any case but a refusal."""
         service = self._service
@@ -135,6 +144,7 @@ class GenerateRoute:
             width=service.options["parallel"],
             patience_s=service.options["queue_timeout_s"],
             record=record,
+            recorder=recorder,
         )
         try:
             done = await run_unless_left(choices, request.receive)
@@ -163,3 +173,7 @@ class GenerateRoute:
 def _left_out(ask: GenerationRequest) -> dict[str, str]:
     """The header that says how many images the prompt does not show, when there are any."""
     return {LEFT_OUT_HEADER: str(ask.left_out)} if isinstance(ask, ChatRequest) and ask.left_out else {}
+
+
+def _replayed(work: Work) -> dict[str, str]:
+    return {REPLAYED_HEADER: str(work.replayed)} if work.replayed else {}

@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence as Seq
 from typing import Any
 
-from tandem.api.errors import ApiError, broken, cut_off, waited_too_long
-from tandem.api.listener import Listener
+from tandem.api.errors import ApiError, cut_off, failed, waited_too_long
 from tandem.api.plain import ABANDONED, Choices
-from tandem.api.presenting import Presenter
+from tandem.api.presenting import Message, Presenter
 from tandem.api.readers import FieldError
 from tandem.api.record import Record
+from tandem.api.replay import RecordedListener
 from tandem.api.service import Service
 from tandem.api.usage import usage
-from tandem.api.work import chat_work
-from tandem.core.engine.request import CallPiece, Failed, Finished, Generate, Piece, Refused
+from tandem.api.work import Work, chat_work
+from tandem.core.engine.request import CallPiece, Failed, Finished, Piece, Refused
 from tandem.core.plugin import (
     AnswerEnd,
     AnswerEvent,
@@ -58,7 +58,7 @@ class ServedHost:
             record = Record("-", "host", CLIENT.kind, None, stream=False)
             choices = Choices(
                 service.engine,
-                work[:1],
+                work.requests[:1],
                 service.presenter(ask, CLIENT),
                 width=1,
                 patience_s=service.options["queue_timeout_s"],
@@ -76,7 +76,7 @@ class ServedHost:
     async def chat(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AsyncGenerator[AnswerEvent]:
         """The answer to a chat request, event by event."""
         service = self._service
-        listener: Listener | None = None
+        listener: RecordedListener | None = None
         client = service.clients.recognise(dict(headers), body)
         record = Record("-", "host", client.kind, client.session, stream=True)
         try:
@@ -86,8 +86,8 @@ class ServedHost:
                 raise FieldError("n", "n must be 1 here")
             work = await chat_work(service, ask, client)
             presenter = Presenter("reasoning_content", service.ids)
-            listener = Listener(service.engine, work[0])
-            async for event in self._events(listener, presenter, record, ask.stream, work[0]):
+            listener = RecordedListener(service.engine, work.requests[0])
+            async for event in self._events(listener, presenter, record, ask.stream, work):
                 yield event
         except FieldError as error:
             raise RequestError(400, str(error), error.param) from None
@@ -101,12 +101,13 @@ class ServedHost:
                 service.ended(record)
 
     async def _events(
-        self, listener: Listener, presenter: Presenter, record: Record, streamed: bool, work: Generate
+        self, listener: RecordedListener, presenter: Presenter, record: Record, streamed: bool, work: Work
     ) -> AsyncGenerator[AnswerEvent]:
         options = self._service.options
         quiet: float = options["keepalive_s"]
         patience: float = options["request_timeout_s" if streamed else "queue_timeout_s"]
         record.reason = ABANDONED
+        message = Message(presenter)
         while True:
             try:
                 events = await asyncio.wait_for(listener.events(), min(quiet, patience))
@@ -117,22 +118,26 @@ class ServedHost:
                 continue
             for event in events:
                 if isinstance(event, Piece):
+                    message.add(event)
                     if text := presenter.reasoning(event):
                         yield ReasoningDelta(text)
                     if text := presenter.content(event):
                         record.spoke()
                         yield ContentDelta(text)
                 elif isinstance(event, CallPiece):
-                    call_id = presenter.call_id() if event.name is not None else None
-                    yield CallDelta(event.index, event.arguments, call_id, event.name)
+                    call = message.add(event)
+                    yield CallDelta(event.index, event.arguments, call.get("id"), event.name)
                 elif isinstance(event, Failed):
                     record.heard(event)
                     record.reason = "error"
-                    raise broken(event.message)
+                    raise failed(event)
                 elif isinstance(event, Finished):
                     record.heard(event)
                     record.reason = event.reason
                     if event.reason == ABANDONED:
                         raise cut_off()
-                    yield AnswerEnd(event.reason, usage([event.stats], images=work.images), event.detail, event.stop)
+                    if work.recorder is not None:
+                        work.recorder.ended(message, listener.tokens, event)
+                    cost = usage([event.stats], images=work.requests[0].images)
+                    yield AnswerEnd(event.reason, cost, event.detail, event.stop)
                     return

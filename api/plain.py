@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from starlette.types import Receive
 
-from tandem.api.errors import broken, cut_off, waited_too_long
+from tandem.api.errors import cut_off, failed, waited_too_long
 from tandem.api.listener import Listener
 from tandem.api.presenting import Message, Presenter
 from tandem.api.record import Record
+from tandem.api.replay import RecordedListener, Recorder
 from tandem.core.engine.engine import Engine
 from tandem.core.engine.request import CallPiece, Failed, Finished, Generate, Piece, Refused, Stats, TokenLogprob
 
@@ -43,6 +44,7 @@ class Choices:
         width: int,
         patience_s: float,
         record: Record,
+        recorder: Recorder | None = None,
     ) -> None:
         self._presenter = presenter
         self._engine = engine
@@ -50,7 +52,8 @@ class Choices:
         self._width = width
         self._patience_s = patience_s
         self._record = record
-        self._listeners: set[Listener] = set()
+        self._recorder = recorder
+        self._listeners: set[RecordedListener] = set()
         self._left = False
 
     async def run(self) -> list[Choice]:
@@ -94,12 +97,12 @@ class Choices:
             await asyncio.gather(*running, return_exceptions=True)
         return [done[index] for index in sorted(done)]
 
-    def _submit(self, request: Generate) -> Listener:
-        listener = Listener(self._engine, request)
+    def _submit(self, request: Generate) -> RecordedListener:
+        listener = RecordedListener(self._engine, request)
         self._listeners.add(listener)
         return listener
 
-    async def _collect(self, listener: Listener) -> Choice:
+    async def _collect(self, listener: RecordedListener) -> Choice:
         patience = Patience(listener, self._patience_s)
         message = Message(self._presenter)
         logprobs: list[TokenLogprob] = []
@@ -111,6 +114,8 @@ class Choices:
                         logprobs += event.logprobs if isinstance(event, Piece) else ()
                     elif isinstance(event, Finished | Failed):
                         self._record.heard(event)
+                        if self._recorder is not None:
+                            self._recorder.ended(message, listener.tokens, event)
                         return self._choice(event, message, logprobs)
                 if patience.over:
                     raise waited_too_long(self._patience_s)
@@ -121,7 +126,7 @@ class Choices:
 
     def _choice(self, last: Finished | Failed, message: Message, logprobs: list[TokenLogprob]) -> Choice:
         if isinstance(last, Failed):
-            raise broken(last.message)
+            raise failed(last)
         if last.reason == ABANDONED and not self._left:
             raise cut_off()
         return Choice(message, logprobs, last.reason, last.stats)

@@ -74,18 +74,27 @@ class Message:
     calls: list[dict[str, Any]] = field(default_factory=list)
     arguments: list[list[str]] = field(default_factory=list)
     """The pieces of each call's arguments."""
+    thoughts: list[str] = field(default_factory=list)
+    """The reasoning, shown or not."""
+    channels: set[Channel] = field(default_factory=set)
+    """The parts of a generation that were seen."""
 
-    def add(self, piece: Piece | CallPiece) -> None:
+    def add(self, piece: Piece | CallPiece) -> dict[str, Any]:
+        """One more piece; a call's as an item of a delta's `tool_calls`, a text's as an empty object."""
         if isinstance(piece, Piece):
             self.content.append(self.presenter.content(piece))
             self.reasoning.append(self.presenter.reasoning(piece))
-            return
+            self.channels.add(piece.channel)
+            if piece.channel is Channel.REASONING:
+                self.thoughts.append(piece.text)
+            return {}
         delta = self.presenter.call(piece)
         if piece.name is not None:
             self.calls.append(delta)
             self.arguments.append([piece.arguments])
         elif self.calls:
             self.arguments[-1].append(piece.arguments)
+        return delta
 
     @property
     def text(self) -> str:

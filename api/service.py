@@ -25,6 +25,7 @@ from tandem.api.presenting import Presenter
 from tandem.api.prompts import PlainPrompt
 from tandem.api.record import Record
 from tandem.api.regenerate import Regenerations
+from tandem.api.replay import Recorder, Replays
 from tandem.api.request import (
     ChatRequest,
     CompletionRequest,
@@ -37,7 +38,8 @@ from tandem.core.engine.engine import Engine
 from tandem.core.engine.ledger import Ledger, LedgerError
 from tandem.core.engine.notation import Notation, notation_of
 from tandem.core.engine.prompt import Prompt, PromptError
-from tandem.core.engine.request import PlacedPicture, Refused
+from tandem.core.engine.request import Calls, PlacedPicture, Refused
+from tandem.core.engine.splice import Pieces, Splicer
 from tandem.core.kernel import Platform, StartError
 from tandem.core.plugin import ClientMatch, Model, state_dir
 
@@ -60,11 +62,16 @@ class Rendered:
     """A conversation as the template writes it."""
 
     text: str
+    """Its end at least: all of it, or what stands behind the last turn that the model wrote itself."""
     ids: list[int]
     continued: bool
     """It ends inside the assistant's last message, which the answer goes on with."""
     images: tuple[PlacedPicture, ...] = ()
     """Where the ids show which picture."""
+    context: bytes = b""
+    """A digest of the messages."""
+    replayed: int = 0
+    """Turns that stand in the ids as the model wrote them."""
 
 
 class Service:
@@ -99,6 +106,7 @@ class Service:
         self.reads = ("text", "image") if vision else ("text",)
         """What the model takes in a message."""
         self._notation = _notation(platform, self.options["format"])
+        self._replays = self._replays_of(platform.model)
 
     def new_id(self, prefix: str) -> str:
         """A name for an answer, unique in this world."""
@@ -173,17 +181,40 @@ class Service:
         return await self._off_loop(partial(self._render, ask), size, "messages")
 
     def _render(self, ask: ChatRequest) -> Rendered:
-        prompt = self._prompt
+        prompt, replays = self._prompt, self._replays
         assert prompt is not None
+        assert replays is not None
         last = ask.messages[-1]
         continued = last["role"] == "assistant" and not last.get("tool_calls")
-        text = prompt.render(
-            ask.messages, ask.template_tools, **{"add_generation_prompt": not continued, **ask.template_kwargs}
-        )
+        found = replays.find(ask.messages)
+        switches = {"add_generation_prompt": not continued, **ask.template_kwargs}
+        pieces: Pieces = []
+        replayed = 0
+        if found.turns:
+            pieces, replayed = replays.splicer.render(ask.messages, found.turns, ask.template_tools, **switches)
+        text = pieces.pop() if pieces else prompt.render(ask.messages, ask.template_tools, **switches)
+        assert isinstance(text, str)
         if continued:
             text = _unfinished(text, prompt.as_text(_last_words(last["content"])))
-        ids, images = prompt.placed(prompt.ids(text), ask.pictures)
-        return Rendered(text, ids, continued, images)
+        ids, images = prompt.placed(prompt.joined([*pieces, text]), ask.pictures)
+        return Rendered(text, ids, continued, images, found.context, replayed)
+
+    def recorder(self, ask: ChatRequest, rendered: Rendered, calls: Calls | None) -> Recorder | None:
+        """What keeps the answers to this prompt; None when they are not to be kept, or could not be put back."""
+        replays = self._replays
+        assert replays is not None
+        if rendered.continued or not (ask.cache and ask.keep_text and replays.store.budget):
+            return None
+        opening = replays.splicer.opening(rendered.text)
+        return None if opening is None else Recorder(replays, rendered.context, opening, calls)
+
+    def _replays_of(self, model: Model | None) -> Replays | None:
+        if model is None or self._prompt is None or self._notation is None:
+            return None
+        tags = self._notation.tags
+        # A picture's placeholder that the model wrote would be taken for a picture.
+        unkept = frozenset({model.vision.token}) if model.vision is not None else frozenset[int]()
+        return Replays(self.options["replay_mib"], Splicer(self._prompt, tags), tags, model.tokenizer, unkept)
 
     async def plain_prompt(self, prompt: PlainPrompt) -> list[int]:
         """The token ids of a completion's prompt. Raises ApiError when it holds none."""

@@ -13,11 +13,11 @@ from starlette.types import Receive, Scope, Send
 
 from tandem.api import sse
 from tandem.api.chunks import Writer
-from tandem.api.errors import ApiError, broken, cut_off, refused, waited_too_long
-from tandem.api.listener import Listener
+from tandem.api.errors import ApiError, broken, cut_off, failed, refused, waited_too_long
 from tandem.api.plain import ABANDONED, LAST_WORD_S, until_gone
-from tandem.api.presenting import Presenter
+from tandem.api.presenting import Message, Presenter
 from tandem.api.record import Record
+from tandem.api.replay import RecordedListener, Recorder
 from tandem.api.service import Service
 from tandem.api.usage import metrics, timings, usage
 from tandem.core.engine.request import (
@@ -53,11 +53,12 @@ class AnswerStream:
         record: Record,
         writer: Writer,
         work: Seq[Generate],
-        first: Listener,
+        first: RecordedListener,
         presenter: Presenter,
         *,
         include_usage: bool | None,
         headers: Mapping[str, str],
+        recorder: Recorder | None = None,
     ) -> None:
         self._service = service
         self._record = record
@@ -67,6 +68,7 @@ class AnswerStream:
         self._presenter = presenter
         self._include_usage = include_usage
         self._headers = headers
+        self._recorder = recorder
         self._left = False
         self._opened = False
         self._spoke = False
@@ -96,7 +98,7 @@ class AnswerStream:
                     self._record.reason = ABANDONED
                     return
                 if index:
-                    self._listener = Listener(self._service.engine, request)
+                    self._listener = RecordedListener(self._service.engine, request)
                 if not await self._follow(last_choice=index == len(self._work) - 1):
                     return
         except Refused as refusal:
@@ -113,6 +115,7 @@ class AnswerStream:
     async def _follow(self, *, last_choice: bool) -> bool:
         """Write one choice. False when the client left on the way."""
         listener, writer, presenter = self._listener, self._writer, self._presenter
+        message = Message(presenter)
         orphans: list[TokenLogprob] = []  # of tokens whose characters are not whole yet
         while True:
             out: list[bytes] = []
@@ -120,6 +123,7 @@ class AnswerStream:
             for event in await listener.events():
                 if isinstance(event, Piece):
                     orphans += event.logprobs
+                    message.add(event)
                     if content := presenter.content(event):
                         out.append(writer.piece(content, orphans))
                         orphans = []
@@ -127,7 +131,7 @@ class AnswerStream:
                         out.append(writer.delta({"reasoning_content": reasoning}))
                 elif isinstance(event, CallPiece):
                     if event.arguments or event.name is not None:
-                        out.append(writer.delta({"tool_calls": [presenter.call(event)]}))
+                        out.append(writer.delta({"tool_calls": [message.add(event)]}))
                 elif isinstance(event, PrefillProgress):
                     if self._tells(event):
                         await self._write([sse.comment(f"prefill {event.done}/{event.total}")])
@@ -143,7 +147,9 @@ class AnswerStream:
                 if isinstance(last, Failed) or last.reason == ABANDONED:
                     if out:
                         await self._speak(out)
-                    raise broken(last.message) if isinstance(last, Failed) else cut_off()
+                    raise failed(last) if isinstance(last, Failed) else cut_off()
+                if self._recorder is not None:
+                    self._recorder.ended(message, listener.tokens, last)
                 out.append(self._end(last, orphans, last_choice))
                 await self._speak(out)
                 return True
@@ -252,7 +258,7 @@ class AnswerStream:
         self._listener.cancel()
         self._listener.wake()
 
-    async def _abandon(self, listener: Listener, last: Finished | Failed | None) -> None:
+    async def _abandon(self, listener: RecordedListener, last: Finished | Failed | None) -> None:
         """Wait for the engine's counts of the answer that nobody reads."""
         self._record.reason = ABANDONED
         listener.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence as Seq
+from collections.abc import Iterable, Mapping, Sequence as Seq
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -74,13 +74,24 @@ class Prompt:
     def ids(self, rendered: str) -> list[int]:
         """Ids of what `render` returned: what a client wrote is never a placeholder. Raises PromptError when it holds
         no token."""
+        return self._some(self.encode(rendered))
+
+    def joined(self, pieces: Iterable[str | Seq[int]]) -> list[int]:
+        """Ids of a rendered text in which some pieces are ids already; each text is encoded by itself.
+
+        Raises PromptError when there is no token.
+        """
+        return self._some([token for p in pieces for token in (self.encode(p) if isinstance(p, str) else p)])
+
+    def encode(self, rendered: str) -> list[int]:
+        """The same as `ids`, for a piece of what `render` returned, which may be empty."""
         if not self._mark or self._seamed not in rendered:
-            return self.text(rendered)
+            return self._tokenizer.encode(rendered)
         # Encoded apart, the two halves spell the placeholder and are none.
         first, *others = rendered.split(self._seamed)
         parts = [first + self._mark[:1], *(self._mark[1:] + part + self._mark[:1] for part in others)]
         parts[-1] = parts[-1].removesuffix(self._mark[:1])
-        return self._some([token for part in parts for token in self._tokenizer.encode(part)])
+        return [token for part in parts for token in self._tokenizer.encode(part)]
 
     def as_text(self, words: str) -> str:
         """A client's words as `render` gives them to the template."""
