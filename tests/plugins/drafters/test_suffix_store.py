@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import stat
-import time
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -338,14 +338,18 @@ def test_adding_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.M
     with opened(tmp_path, 1 << 20) as store:
         real = os.write
 
+        added = threading.Event()
+        in_time: list[bool] = []
+
         def slow(file: int, data: bytes) -> int:
-            time.sleep(0.2)
+            in_time.append(added.wait(10))
             return real(file, data)
 
         monkeypatch.setattr(os, "write", slow)
-        start = time.perf_counter()
         store.add([1, 2, 3])
-        assert time.perf_counter() - start < 0.1
+        added.set()
         store.settle()
         monkeypatch.undo()
+        assert in_time
+        assert all(in_time), "the write ended before `add` did"
         assert store.documents() == [[1, 2, 3]]
