@@ -87,7 +87,7 @@ def about(loader: Loader, found: plan.Plan) -> About:
         template=folder.template,
         template_vars=folder.template_vars,
         facts=facts,
-        fingerprint=_fingerprint(folder.path, f"{config} {sorted(facts.items(), key=str)} {loader.device.type}"),
+        fingerprint=_fingerprint(folder.path, f"{config} {sorted(facts.items(), key=str)}"),
     )
 
 

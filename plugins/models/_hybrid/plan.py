@@ -292,6 +292,7 @@ def facts(loader: Loader, plan: Plan) -> dict[str, Any]:
         "architecture": config.family,
         "parameters": plan.parameters,
         "dtype": str(loader.dtype).removeprefix("torch."),
+        "device": loader.device.type,
         "weights": loader.quantized_by or "dense",
         "weight_bytes": plan.weight_bytes,
         "bytes_by_part": dict(plan.held),
