@@ -13,6 +13,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tandem.core.engine.request import PlacedPicture
+from tandem.core.kernel import StartError
 from tandem.core.plugin import Model
 
 if TYPE_CHECKING:
@@ -30,7 +31,10 @@ class PromptError(Exception):
 
 
 class Prompt:
-    """Renders one model's chat template and encodes the result. Thread-safe: it holds no state of a request."""
+    """Renders one model's chat template and encodes the result. Thread-safe: it holds no state of a request.
+
+    Raises StartError for a model whose template is no Jinja template.
+    """
 
     def __init__(self, model: Model) -> None:
         self._tokenizer = model.tokenizer
@@ -156,7 +160,10 @@ def _compile(source: str) -> jinja2.Template:
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(source)
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise StartError(f"the model's chat template can't be used: line {error.lineno}: {error.message}") from error
 
 
 def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,8 @@ from tandem.core.kernel.memory import misfit, surely_fits
 from tandem.core.kernel.registry import ACTIVE, FAILED, PluginRecord, Registry, last_line
 from tandem.core.plugin.model import Model, ModelBuilder, ModelError, Progress
 from tandem.core.plugin.part import Options
+
+log = logging.getLogger("tandem.plugins")
 
 
 class StartError(Exception):
@@ -55,7 +58,7 @@ class Platform:
     def build(self, kind: str, *args: Any) -> list[tuple[str, Any]]:
         """Call `build(options, *args)` of every active part of a kind; the name and the result of each.
 
-        One that raises is failed and left out. Raises `StartError` when the manifest requires it.
+        One that raises is failed, left out and told in the log. Raises `StartError` when the manifest requires it.
         """
         built = []
         for active in self.active(kind):
@@ -64,7 +67,9 @@ class Platform:
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # a plugin may raise anything, SystemExit too
-                self.fail(kind, active.name, f"{last_line(error)} ({active.record.owner})")
+                reason = f"{last_line(error)} ({active.record.owner})"
+                self.fail(kind, active.name, reason)
+                _tell_left_out(kind, active.name, reason)
         self._require_all()
         return built
 
@@ -96,14 +101,22 @@ class Platform:
     def _load(self, kind: str) -> Any:
         for name, options in self.manifest.enabled(kind).items():
             part = self.registry.load(kind, name)
+            record = self.registry.record(kind, name)
             if part is not None:
-                yield ActivePart(name, part, options, replace(self.registry.record(kind, name), state=ACTIVE))
+                yield ActivePart(name, part, options, replace(record, state=ACTIVE))
+            elif record.reason:
+                _tell_left_out(kind, name, record.reason)
 
     def _require_all(self) -> None:
         for kind, name in sorted(self.manifest.required):
             reason = self._failed.get((kind, name)) or self.registry.record(kind, name).reason
             if reason:
                 raise StartError(f"{kind}.{name} is required, and it failed: {reason}")
+
+
+def _tell_left_out(kind: str, name: str, reason: str) -> None:
+    """The start goes on without a part; whoever reads the log must not have to look for it in a list."""
+    log.warning("%s.%s is left out: %s", kind, name, reason)
 
 
 def _check_memory(builder: ModelBuilder, section: ModelSection) -> None:

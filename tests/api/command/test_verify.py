@@ -72,8 +72,8 @@ def test_a_pass_that_fails_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) ->
     [
         (["nowhere"], 2, "no manifest is called `nowhere`"),
         (["default", "--set", "model.checkpoint=/no/such/file"], 2, "there is no file or directory"),
-        (["scripted", "--way", "sideways"], 1, "--way 'sideways' is not known here; there are: no drafter"),
-        (["scripted", "--case", "lucky"], 1, "--case 'lucky' is not known here; there are: greedy"),
+        (["scripted", "--way", "sideways"], 1, "--way 'sideways' is not known here; there are: 'no drafter', "),
+        (["scripted", "--case", "lucky"], 1, "--case 'lucky' is not known here; there are: 'greedy', 'greedy, penalties, "),
     ],
 )
 def test_what_cannot_be_run_is_said_in_a_line_and_no_traceback(arguments: list[str], code: int, words: str) -> None:
@@ -81,6 +81,12 @@ def test_what_cannot_be_run_is_said_in_a_line_and_no_traceback(arguments: list[s
     assert result.exit_code == code
     assert words in result.output
     assert isinstance(result.exception, SystemExit)
+
+
+def test_a_ways_list_has_the_chooser_that_was_not_built_for_it() -> None:
+    served = ("--set", "drafters=[lookup]", "--set", "choosers=[staircut]")
+    assert "'as served'" in run("scripted", "--way", "sideways", *served).output
+    assert "'as served'" not in run("scripted", "--way", "sideways").output
 
 
 def test_a_file_without_a_prompt_is_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from PIL import Image
 from toy import ToyModel
 
 from tandem.core.engine.prompt import Prompt, PromptError
+from tandem.core.kernel import StartError
 from tandem.core.plugin import Vision
 from tandem.core.plugin.vision import ImageProcessor, Picture
 
@@ -43,6 +44,11 @@ def test_json_in_a_template_is_not_escaped_for_html() -> None:
 def test_loops_may_break() -> None:
     template = "{% for m in messages %}{{ m.content }}{% break %}{% endfor %}"
     assert Prompt(model(template)).render([*USER, *USER]) == "hi"
+
+
+def test_a_template_that_is_none_stops_the_start_and_its_line_is_named() -> None:
+    with pytest.raises(StartError, match=r"chat template can't be used: line 2: .*endfor"):
+        Prompt(model("{{ bos_token }}\n{% for m in messages %}{{ m.content }}"))
 
 
 @pytest.mark.parametrize(

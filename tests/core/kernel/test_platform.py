@@ -60,6 +60,16 @@ def test_build_calls_each_part_and_leaves_out_the_one_that_raises() -> None:
 
 
 @pytest.mark.usefixtures("drafters")
+def test_a_part_that_is_left_out_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    platform = assemble(load_manifest({"tandem": 1, "drafters": {"one": {"fault": "no"}, "two": "on", "broken": "on"}}))
+    platform.build("drafters")
+    assert [record.getMessage() for record in caplog.records if record.name == "tandem.plugins"] == [
+        "drafters.broken is left out: ZeroDivisionError: division by zero (tandem-broken 1.0)",
+        "drafters.one is left out: ValueError: no (tandem-three 1.0)",
+    ]
+
+
+@pytest.mark.usefixtures("drafters")
 def test_a_part_failed_at_run_time_is_dropped_with_its_first_reason() -> None:
     platform = assemble(load_manifest({"tandem": 1, "drafters": ["one", "two"]}))
     platform.fail("drafters", "one", "three faults in a minute")
