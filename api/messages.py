@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem.api.readers import Place, Schema, mapping, shown, takes, text
+from tandem.core.plugin.rule import UNREADABLE
 
 SYSTEM = ("system", "developer")
 """OpenAI's developer role is the system prompt of its newer models."""
@@ -154,10 +155,6 @@ def _part(value: Any, place: Place) -> str | Part:
             raise place.key("type").error(f"is {kind}; the served model reads text only")
         case _:
             raise place.key("type").error(f"must be text, not {shown(kind)}")
-
-
-UNREADABLE = "unreadable_arguments"
-"""The one argument of a call of an earlier turn whose arguments do not parse: templates read arguments as a mapping."""
 
 
 def _calls(value: Any, place: Place) -> list[Mapping[str, Any]]:

@@ -181,7 +181,7 @@ HOOK = "@hookimpl\ndef tandem_rules():\n    "
             HEAD + HOOK + f"return [{GOOD[:-1]}, params=7)]\n",
             "TypeError: 'int' object is not a mapping",
         ),
-        ("TANDEM_API = '>=9'\n", "written for Tandem's plugin API >=9, but this is 0.2.0"),
+        ("TANDEM_API = '>=9'\n", "written for Tandem's plugin API >=9, but this is 0.2.1"),
         ("TANDEM_API = 'soon'\n", "TANDEM_API must be a version range such as \">=0.2,<0.3\", not 'soon'"),
         ("TANDEM_API = 3\n", 'TANDEM_API must be a version range such as ">=0.2,<0.3", not 3'),
     ],
