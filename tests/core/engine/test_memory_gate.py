@@ -322,7 +322,7 @@ def test_a_model_over_the_ceiling_is_served_without_caches() -> None:
 
 @pytest.mark.parametrize("honest", [0.0, 0.3])
 def test_a_tier_that_frees_less_than_it_says_is_not_asked_again(honest: float) -> None:
-    machine = Machine()
+    machine = Machine(held=300)
     liar, other = Tier(machine, *[100] * 9, honest=honest), Tier(machine, 30)
     guard = gate(machine, other, liar, peak=300 + machine.held - 330)
     verdict = guard.admit(asking(150), [])
@@ -351,7 +351,8 @@ def test_a_conversation_that_a_tier_gives_away_is_not_needed_twice() -> None:
     assert keeper.asked == []
     assert not guard.admit(asking(100, cache=False), []).opens, "it reads all of it again"
     machine.now += 1
-    assert keeper.asked, "so the conversation was asked for its bytes"
+    assert guard.admit(asking(50, cache=False), []).opens
+    assert keeper.asked, "what does not take the conversation over may take its bytes"
 
 
 def test_a_choice_that_copies_a_read_prompt_takes_no_conversation() -> None:
@@ -525,10 +526,15 @@ def test_nothing_is_opened_over_the_peak_and_nothing_shed_that_fits(
         def room() -> int:
             return min(ceiling + above - machine.held, machine.left - floor) + machine.reusable
 
+        most = min(ceiling + above, machine.left + machine.held - floor)
         fitted = need + taken <= room() and machine.held - (own if beside else 0) <= ceiling
         before = [len(tier.asked) for tier in made]
         verdict = guard.admit(asking(rows, max_tokens), present)
         shed = [len(tier.asked) for tier in made] != before
+        if need > most:
+            assert verdict.refusal is not None
+            assert not shed, "no cache is emptied for what never fits"
+            continue
         if fitted:
             assert verdict.opens
             assert not shed
