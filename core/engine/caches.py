@@ -170,8 +170,8 @@ class CacheStack:
         A state that is not what its tokens say is worse than none: it would be served to somebody.
         """
         for known, store in self._all():
-            if known == name and (problems := self._guard(name, store, store.check, [])):
-                self._repair(name, store, "; ".join(problems))
+            if known == name and (problems := self._problems(name, store)):
+                self._repair(name, store, problems)
 
     def _repair(self, name: str, store: Store, why: str) -> None:
         self._cleared[name] = self._cleared.get(name, 0) + 1
@@ -180,10 +180,15 @@ class CacheStack:
             return
         log.warning("cache tier %s is cleared: %s", name, why)
         self._guard(name, store, store.clear, None)
-        if still := self._guard(name, store, store.check, []):
-            self._drop(name, store, f"it is broken, and still is once it was cleared: {'; '.join(still)}")
+        if still := self._problems(name, store):
+            self._drop(name, store, f"it is broken, and still is once it was cleared: {still}")
         elif self._has(store):  # neither call has failed
             self._note(name, "cleared", why)
+
+    def _problems(self, name: str, store: Store) -> str:
+        """What the tier complains of; empty when all is well, or when it was dropped because its check failed."""
+        found: list[str] = self._guard(name, store, store.check, [])
+        return "; ".join(found)
 
     def __bool__(self) -> bool:
         return bool(self._tiers)
@@ -192,7 +197,7 @@ class CacheStack:
         """What each says of itself; of a tier also how often its state was taken (`hits`) or it had none (`misses`)."""
         told: dict[str, Mapping[str, float]] = {}
         for name, tier in list(self._tiers):
-            own = self._guard(name, tier, tier.stats, {})
+            own: Mapping[str, float] = self._guard(name, tier, tier.stats, {})
             told[name] = {**own, **asdict(self._asked[name])}
         for name, store in list(self._stores):
             told[name] = self._guard(name, store, store.stats, {})

@@ -210,7 +210,7 @@ class Engine:
             self._end(job, "abandoned")
 
     def _wait_for_work(self) -> bool:
-        """False when the engine stops. Until then, and while there is nothing else to do, the caches are looked after."""
+        """False when the engine stops. Until there is work, the caches are looked after."""
         while True:
             with self._changed:
                 while not self._is_called() and (due := self._care.due_in()) != 0:

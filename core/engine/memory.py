@@ -150,9 +150,7 @@ class Sizes:
             image_workspace_per_row=_size(facts, "image_workspace_bytes_per_row"),
         )
 
-    def need(
-        self, prompt: int, max_tokens: int, given: int = 0, pictures: Seq[int] = (), shared: bool = False
-    ) -> Need:
+    def need(self, prompt: int, max_tokens: int, given: int = 0, pictures: Seq[int] = (), shared: bool = False) -> Need:
         """Of a prompt with so many rows, of which a tier gives `given` away with the sequence that holds them.
 
         `pictures` holds the rows of each one that is to be read; with `shared` the prompt's state is copied.
@@ -354,10 +352,10 @@ class MemoryGate:
     ) -> Verdict:
         """Whether `request` may be opened beside the `running` ones, after caches have given way for it.
 
-        It waits only while others run, and only for what could fit; what never would is refused at once, and no cache is
-        emptied for it. Ask as often as you like; a request that waits is looked at when another one has ended, and once
-        a second. `begun`: it gave its place up and wants to go on; what it holds is its own, so it
-        is never refused. `cached`: it may take over what a cache tier keeps.
+        It waits only while others run, and only for what could fit; what never would is refused at once, and no cache
+        is emptied for it. Ask as often as you like; a request that waits is looked at when another one has ended, and
+        once a second. `begun`: it gave its place up and wants to go on; what it holds is its own, so it is never
+        refused. `cached`: it may take over what a cache tier keeps.
         """
         now = self._clock()
         known = self._waiting.get(id(request))

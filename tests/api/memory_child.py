@@ -2,7 +2,7 @@
 
     python memory_child.py MIB COUNT gate|open|peak
 
-The process limits its own address space to MIB more than it has now (with `peak` it has a peak of so much instead), then
+The process limits its own address space to MIB more than it has now (with `peak` it has a peak of so much instead), and
 keeps COUNT conversations of 64 MiB each. With `open` nobody asks the gate. Else it sends a prompt that needs more than
 there is, alone and four times at once among small ones, and small ones at the end.
 """

@@ -15,7 +15,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
     """
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         work()
-    results = profile.profiler.kineto_results  # type: ignore[union-attr]
+    results = profile.profiler.kineto_results
     changes = sorted(
         ((event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"),
         key=lambda change: change[0],

@@ -1,8 +1,8 @@
 """What running a hybrid model takes beside its weights and its sequences, from its configuration alone.
 
-Every function adds up, for one row (or one token that rows look back to), the tensors that are alive at the same time in
-the most demanding moment of its layer. The sums follow the plain torch operators; the kernels of a GPU take less. The
-memory gate refuses by these numbers, so they are meant to be bounds, and the tests hold them against what torch's
+Every function adds up, for one row (or one token that rows look back to), the tensors that are alive at the same time
+in the most demanding moment of its layer. The sums follow the plain torch operators; the kernels of a GPU take less.
+The memory gate refuses by these numbers, so they are meant to be bounds, and the tests hold them against what torch's
 allocator records.
 
 `n` is the size of a number of the layers' type, 2 or 4 bytes; the residual and all sums are float32, `F` bytes.

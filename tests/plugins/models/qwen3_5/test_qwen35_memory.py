@@ -40,9 +40,7 @@ def picture(width: int, height: int, seed: int = 0) -> Picture:
 
 
 @pytest.mark.parametrize(("kind", "dtype", "mtp"), KINDS)
-def test_no_request_takes_more_than_was_counted(
-    tiny_of: Callable[..., Tiny], kind: str, dtype: str, mtp: str
-) -> None:
+def test_no_request_takes_more_than_was_counted(tiny_of: Callable[..., Tiny], kind: str, dtype: str, mtp: str) -> None:
     model = load(tiny_of(kind).path, dtype=dtype, mtp=mtp)
     for rows, chunk in ((40, 512), (900, 512), (1000, 64)):
         request = Generate(text(rows), 8)
@@ -68,7 +66,9 @@ def test_a_picture_takes_no_more_than_was_counted(tiny_of: Callable[..., Tiny], 
         request = Generate([5, *[IMAGE] * shown.rows, 7], 8, images=(PlacedPicture(1, shown),))
         need = sizes(model).of_request(request)
         assert peak_bytes(lambda: served(model, request)) <= need.total  # noqa: B023
-        assert model.vision.store.stats()["bytes"] == need.pictures == shown.rows * 48 * (2 if dtype != "float32" else 4)
+        assert (
+            model.vision.store.stats()["bytes"] == need.pictures == shown.rows * 48 * (2 if dtype != "float32" else 4)
+        )
         model.vision.store.clear()
         tower = model._sight.tower
         taken = peak_bytes(lambda: tower.rows(shown))  # noqa: B023
