@@ -118,7 +118,7 @@ def can_limit_itself() -> bool:
 
 def child(mode: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(HERE / "memory_child.py"), "768", "20", mode]
-    # A limit of addresses counts what glibc reserves: 64 MiB for each thread's arena, and free blocks in the heap, whose
+    # The limit counts what glibc reserves: 64 MiB for each thread's arena, and free blocks in the heap, whose
     # pages are given back but not their addresses. So there is one arena, and large blocks are mapped singly.
     env = {**os.environ, "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(2**18)}
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
