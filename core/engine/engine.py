@@ -170,6 +170,7 @@ class Engine:
             self._thread.post(self.caches.close)
             self._thread.post(self._choosing.close)
             self._thread.close()
+        self.conductor.close()
         self._openers = []  # a drafter that keeps a store lets go of it with its opener
 
     def snapshot(self) -> dict[str, Any]:
