@@ -9,6 +9,7 @@ from typing import Any
 from tandem.core.plugin import (
     Action,
     BlockEvent,
+    OpenCall,
     RequestEvent,
     Rule,
     SafePoint,
@@ -17,7 +18,6 @@ from tandem.core.plugin import (
     hookimpl,
     option,
 )
-from tandem.core.plugin.rule import OpenCall
 from tandem.plugins.rules.argloop.guard import Loop, longest_message, oversized, periodic
 from tandem.plugins.rules.argloop.sent_back import STAND_IN, Stop, shortened, stops_of_turn, streak
 

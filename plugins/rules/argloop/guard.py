@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tandem.core.plugin.rule import OpenCall, text_of
+from tandem.core.plugin import OpenCall, text_of
 from tandem.plugins.rules.argloop.repeats import Repeat, repeats_at_end
 
 if TYPE_CHECKING:

@@ -75,12 +75,11 @@ def _cut_call(call: Mapping[str, Any], keep: int) -> Mapping[str, Any]:
     """The call itself when there is nothing to cut."""
     function = call.get("function") or {}
     name, sent = str(function.get("name") or "tool"), function.get("arguments")
+    arguments: Any = sent
     if isinstance(sent, Mapping):
         arguments = _cut_object(name, sent, keep)
     elif isinstance(sent, str):
         arguments = _cut_text(name, sent, keep)
-    else:
-        return call
     return call if arguments is sent else {**call, "function": {**function, "arguments": arguments}}
 
 

@@ -9,8 +9,18 @@ from hashlib import blake2b
 from threading import Lock
 from typing import Any
 
-from tandem.core.plugin import Action, FinishEvent, RequestEvent, Rule, SafePoint, Supervision, Task, hookimpl, option
-from tandem.core.plugin.rule import text_of
+from tandem.core.plugin import (
+    Action,
+    FinishEvent,
+    RequestEvent,
+    Rule,
+    SafePoint,
+    Supervision,
+    Task,
+    hookimpl,
+    option,
+    text_of,
+)
 from tandem.plugins.rules.secret_mask.shapes import Secret, secrets_in
 
 TANDEM_API = ">=0.2,<0.3"
