@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence as Seq
 from hashlib import blake2b
@@ -58,6 +59,7 @@ What counts as a secret, and what it costs to look: [the shapes](rules/secret_ma
 
 PARAMS = {
     "most": option("integer", "So many secrets at most are masked, those of the newest results.", 500, minimum=1),
+    "ms": option("integer", "So many milliseconds at most a request's new results are read for.", 60, minimum=1),
     "remembered": option("integer", "The secrets of so many results are kept between requests.", 1024, minimum=1),
 }
 
@@ -69,39 +71,48 @@ class Reader:
         self._known: OrderedDict[bytes, tuple[Secret, ...]] = OrderedDict()
         self._lock = Lock()
 
-    def secrets(self, text: str, remembered: int) -> tuple[Secret, ...]:
+    def check(self, event: RequestEvent | FinishEvent, task: Task, sup: Supervision) -> Action | None:
+        if isinstance(event, FinishEvent):
+            return counted(event, task, sup.memo)
+        secrets, unread = self.of_conversation(event.messages, task.params)
+        if not secrets:
+            return Action.passed(f"unread({unread})") if unread else None
+        sup.memo["secrets"] = secrets
+        kinds = Counter(secret.kind for secret in secrets)
+        words = {secret.text: secret.shown for secret in secrets}
+        return Action.mask(words, f"secrets({len(secrets)})", kinds=dict(kinds), unread=unread)
+
+    def of_conversation(self, messages: Seq[Mapping[str, Any]], params: Mapping[str, Any]) -> tuple[list[Secret], int]:
+        """The secrets of its tool results, each once, those of the newest first; and how many results are still to be
+        read, because the time was up. The next request reads on."""
+        until = time.perf_counter() + params["ms"] / 1e3
+        found: dict[str, Secret] = {}
+        unread = 0
+        for message in reversed(messages):
+            if message.get("role") != "tool":
+                continue
+            secrets = self._secrets(text_of(message), until, params["remembered"])
+            unread += secrets is None
+            for secret in secrets or ():
+                if len(found) < params["most"]:
+                    found.setdefault(secret.text, secret)
+        return list(found.values()), unread
+
+    def _secrets(self, text: str, until: float, remembered: int) -> tuple[Secret, ...] | None:
+        """Those of one result; None when it is unknown and the time is up. What time ends is not read again."""
         digest = blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
         with self._lock:
             known = self._known.get(digest)
         if known is None:
-            known = tuple(secrets_in(text).values())
+            if time.perf_counter() > until:
+                return None
+            known = tuple(secrets_in(text, until).values())
         with self._lock:
             self._known[digest] = known
             self._known.move_to_end(digest)
             while len(self._known) > remembered:
                 self._known.popitem(last=False)
         return known
-
-    def check(self, event: RequestEvent | FinishEvent, task: Task, sup: Supervision) -> Action | None:
-        if isinstance(event, FinishEvent):
-            return counted(event, task, sup.memo)
-        secrets = self.of_conversation(event.messages, task.params)
-        if not secrets:
-            return None
-        sup.memo["secrets"] = secrets
-        kinds = Counter(secret.kind for secret in secrets)
-        words = {secret.text: secret.shown for secret in secrets}
-        return Action.mask(words, f"secrets({len(secrets)})", kinds=dict(kinds))
-
-    def of_conversation(self, messages: Seq[Mapping[str, Any]], params: Mapping[str, Any]) -> list[Secret]:
-        """The secrets of its tool results, each once, those of the newest first."""
-        found: dict[str, Secret] = {}
-        for message in reversed(messages):
-            if message.get("role") == "tool":
-                for secret in self.secrets(text_of(message), params["remembered"]):
-                    if len(found) < params["most"]:
-                        found.setdefault(secret.text, secret)
-        return list(found.values())
 
 
 def counted(event: FinishEvent, task: Task, memo: Mapping[str, Any]) -> Action | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
 REDACTED = "[redacted]"
-LONGEST_TEXT = 1 << 20
+LONGEST_TEXT = 1 << 18
 """Characters of a result that are read."""
 
 
@@ -67,6 +69,8 @@ ORDINARY = re.compile(
 """Values that name, type or stand in for a secret: fields, placeholders, types, versions, colours."""
 FIELD = re.compile(rf"[A-Za-z_.-]*(?:[_.-]|(?<=[a-z])(?=[A-Z]))(?i:{WORDS}|{KEYS})")
 """The name of a field, as in `password_field = "NewPassword"`."""
+NAME_SIZE = 64
+"""Longer values name nothing."""
 TEMPLATE = re.compile(r"[$%<{(\[]|.*(?:\$\{|\{\{|\{\w*\}|%s|%\()")
 """Values that a program fills in."""
 CODE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|[./~].*|.*://.*")
@@ -74,8 +78,9 @@ CODE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|[./~].*|.*://.*")
 
 
 def _thought_up(value: str) -> bool:
-    written = ORDINARY.fullmatch(value) or FIELD.fullmatch(value) or TEMPLATE.match(value)
-    return _lettered(value) and not written
+    if not _lettered(value) or TEMPLATE.match(value):
+        return False
+    return len(value) > NAME_SIZE or not (ORDINARY.fullmatch(value) or FIELD.fullmatch(value))
 
 
 def _made(value: str) -> bool:
@@ -145,14 +150,16 @@ KEY_BEGIN, KEY_END, KEY_SIZE = "-----BEGIN ", "-----", 20_000
 KEY_LINE = re.compile(r"[A-Za-z0-9+/=]{12,}")
 
 
-def secrets_in(text: str) -> dict[str, Secret]:
+def secrets_in(text: str, until: float = math.inf) -> dict[str, Secret]:
     """The secrets of a tool's result, by their text. Of a private key each line is one, so that it is found however
-    the answer wraps the block."""
+    the answer wraps the block. At `until`, on the clock of `time.perf_counter`, reading ends where it is."""
     found: dict[str, Secret] = {}
     for part in _parts(text[:LONGEST_TEXT]):
         lower = part.replace("İ", "I").lower()  # the one letter that has two in lower case; the places stay the same
         for start, shapes in BY_START.items():
             for at in _places(lower, start):
+                if time.perf_counter() > until:
+                    return found
                 for shape in shapes:
                     _keep(found, shape, shape.pattern.match(part, at))
         for line in _key_lines(part):

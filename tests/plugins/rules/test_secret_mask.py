@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from tandem.core.answer import SecretMask
@@ -53,7 +54,7 @@ def test_the_text_parts_of_a_result_are_read() -> None:
 def test_each_result_is_read_once(monkeypatch) -> None:
     read: list[str] = []
     real = secret_mask.secrets_in
-    monkeypatch.setattr(secret_mask, "secrets_in", lambda text: (read.append(text), real(text))[1])
+    monkeypatch.setattr(secret_mask, "secrets_in", lambda text, until: (read.append(text), real(text))[1])
     stood = stand()
     first = only(stood.check(conversation("password=hunter2")))
     again = only(stood.check(conversation("password=hunter2", "nothing", "nothing")))
@@ -64,7 +65,7 @@ def test_each_result_is_read_once(monkeypatch) -> None:
 def test_two_platforms_share_no_memory(monkeypatch) -> None:
     read: list[str] = []
     real = secret_mask.secrets_in
-    monkeypatch.setattr(secret_mask, "secrets_in", lambda text: (read.append(text), real(text))[1])
+    monkeypatch.setattr(secret_mask, "secrets_in", lambda text, until: (read.append(text), real(text))[1])
     stand().check(conversation("password=hunter2"))
     stand().check(conversation("password=hunter2"))
     assert len(read) == 2
@@ -87,6 +88,20 @@ def test_a_conversation_without_secrets_passes() -> None:
     assert stand().check(conversation("token = tokenizer(text)", "")) is None
     assert stand().check(request("hello")) is None
     assert stand().check(request([])) is None
+
+
+def test_when_the_time_is_up_the_next_request_reads_on(monkeypatch) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr(secret_mask, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
+    monkeypatch.setattr(secret_mask, "secrets_in", lambda text, until, real=secret_mask.secrets_in: real(text))
+    stood = stand(ms=1500)
+    event = conversation("password=hunter1", "password=hunter2", "password=hunter3")
+    actions = [only(stood.check(event)) for _ in range(3)]
+    assert [(sorted(action.detail["words"]), action.detail["unread"]) for action in actions] == [
+        (["hunter3"], 2),
+        (["hunter2", "hunter3"], 1),
+        (["hunter1", "hunter2", "hunter3"], 0),
+    ]
 
 
 def finish(answer: str, reasoning: str = "") -> FinishEvent:
