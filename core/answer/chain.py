@@ -9,6 +9,7 @@ from typing import Any
 from tandem.core.answer.calls import CallFilter
 from tandem.core.answer.detokenizer import Detokenizer
 from tandem.core.answer.gate import CallGate, HeldBlock, HeldCall
+from tandem.core.answer.mask import SecretMask
 from tandem.core.answer.reasoning import ReasoningSplit
 from tandem.core.answer.stop import StopStrings
 from tandem.core.answer.stray import StrayClose
@@ -45,7 +46,8 @@ class _Sent:
 
 
 class Answer:
-    """Detokenizer, reasoning split, and for the answer alone: stop strings, tool calls, the gate, stray close tags.
+    """Detokenizer, reasoning split, and for the answer alone: stop strings, tool calls, the gate, stray close
+    tags; then the secret masks, one for the reasoning and one for the answer.
 
     With `hold` the calls wait at the gate until `release` or `again`. An answer that has ended may go on (`again`): its
     text stays as it is, and what comes then is read afresh.
@@ -59,7 +61,9 @@ class Answer:
         calls: Calls | None = None,
         *,
         hold: bool = False,
+        masks: Mapping[str, str] | None = None,
     ) -> None:
+        """`masks` are the words that the client is not to read, and what it reads instead."""
         self._tokenizer = tokenizer
         self._stop_strings = stops
         self._how = calls
@@ -67,6 +71,8 @@ class Answer:
         self._reasoning = ReasoningSplit(thinking.tags, thinking.opened) if thinking else ReasoningSplit(None)
         self._gate = CallGate(calls.opener) if calls and hold else None
         self._text, self._thoughts = Text(), Text()
+        self._mask = SecretMask(masks) if masks else None
+        self._thoughts_mask = SecretMask(masks) if masks else None
         self._sent: list[_Sent] = []
         self._calls: CallFilter | None = None
         self._begin()
@@ -150,7 +156,7 @@ class Answer:
             out += self._from_calls(self._calls.end(cut))
         if self._stray is not None:
             out += self._keep(self._stray.end())
-        return out
+        return out + self._flushed()
 
     def close_reasoning(self) -> Out:
         """The reasoning ends here, by words that the client does not see."""
@@ -178,9 +184,11 @@ class Answer:
         for piece in pieces:
             if piece.channel is Channel.CONTENT:
                 out += self._from_stops(self._stops.feed(piece))
+            elif piece.channel is Channel.REASONING:
+                self._thoughts.add(piece.text)
+                out += [piece] if self._thoughts_mask is None else self._thoughts_mask.feed(piece)
             else:
-                if piece.channel is Channel.REASONING:
-                    self._thoughts.add(piece.text)
+                out += [] if self._thoughts_mask is None else self._thoughts_mask.end()
                 out.append(piece)
         return out
 
@@ -197,7 +205,7 @@ class Answer:
         for event in events:
             if isinstance(event, CallPiece):
                 self._note(event)
-                out.append(event)
+                out += [*self._flushed(), event]
             else:
                 out += self._keep([event] if self._stray is None else self._stray.feed(event))
         return out
@@ -211,6 +219,16 @@ class Answer:
             self._sent[-1].done |= piece.done
 
     def _keep(self, pieces: Seq[Piece]) -> Out:
+        if self._mask is not None:
+            pieces = [piece for given in pieces for piece in self._mask.feed(given)]
+        return self._added(pieces)
+
+    def _flushed(self) -> Out:
+        """What the masks still held."""
+        thoughts = [] if self._thoughts_mask is None else self._thoughts_mask.end()
+        return [*thoughts, *self._added([] if self._mask is None else self._mask.end())]
+
+    def _added(self, pieces: Seq[Piece]) -> Out:
         for piece in pieces:
             self._text.add(piece.text)
         return list(pieces)

@@ -96,7 +96,12 @@ class Generation:
         self._eos = model.tokenizer.eos_ids
         thinking = request.thinking
         self.answer = Answer(
-            model.tokenizer, request.stop, thinking, request.calls, hold=watch is not None and watch.holds
+            model.tokenizer,
+            request.stop,
+            thinking,
+            request.calls,
+            hold=watch is not None and watch.holds,
+            masks=request.masks,
         )
         self.steering = Steering(self.answer, thinking, request.constraint() if request.constraint else None)
         self.chunk = prefill_chunk
