@@ -72,6 +72,8 @@ class Rendered:
     """A digest of the messages."""
     replayed: int = 0
     """Turns that stand in the ids as the model wrote them."""
+    head: int | None = None
+    """How many of the ids reach through the first user message; see `Generate.head`."""
 
 
 class Service:
@@ -197,7 +199,9 @@ class Service:
         if continued:
             text = _unfinished(text, prompt.as_text(_last_words(last["content"])))
         ids, images = prompt.placed(prompt.joined([*pieces, text]), ask.pictures)
-        return Rendered(text, ids, continued, images, found.context, replayed)
+        head = prompt.head(ask.messages, ask.template_tools, **switches)
+        head = None if head is None else prompt.reach(head, images)
+        return Rendered(text, ids, continued, images, found.context, replayed, head)
 
     def recorder(self, ask: ChatRequest, rendered: Rendered, calls: Calls | None) -> Recorder | None:
         """What keeps the answers to this prompt; None when they are not to be kept, or could not be put back."""

@@ -62,6 +62,7 @@ async def chat_work(service: Service, ask: ChatRequest, client: ClientMatch) -> 
         images=rendered.images,
         keep_text=ask.keep_text,
         rank=rank_of(client),
+        head=rendered.head,
     )
     recorder = service.recorder(ask, rendered, first.calls)
     return Work(_choices(first, ask.n), recorder, rendered.replayed)

@@ -137,6 +137,12 @@ class Limits:
     """What it may hold while a prompt is read."""
     floor: int
     """What must stay free of the machine's memory (or the GPU's)."""
+    parallel_floor: int = 0
+    """The same for a request that starts beside others."""
+
+    def floor_beside(self, running: int) -> int:
+        """What a request has to leave free that starts beside so many others."""
+        return max(self.floor, self.parallel_floor) if running else self.floor
 
     @classmethod
     def of(cls, options: Mapping[str, Any], now: Reading, total: int | None, longest: int) -> Self:
@@ -144,7 +150,7 @@ class Limits:
 
         `auto`: the floor is a sixteenth of the machine, at most 8 GiB and a quarter of what is available now; the peak
         is all but the floor; the ceiling leaves the longest prompt its room below the peak, at most half of what there
-        is. Raises StartError for limits under which nothing can be served.
+        is; the parallel floor is twice the floor. Raises StartError for limits under which nothing can be served.
         """
         floor, peak, ceiling = (_bytes(options[f"mem_{name}_gib"]) for name in ("floor", "peak", "ceiling"))
         if floor is None:
@@ -163,7 +169,8 @@ class Limits:
                 f"server.mem_ceiling_gib is {options['mem_ceiling_gib']:g}, more than server.mem_peak_gib, which is "
                 f"{options['mem_peak_gib']:g}; the ceiling is the lower one of the two"
             )
-        return cls(ceiling, peak, floor)
+        parallel = _bytes(options["parallel_floor_gib"])
+        return cls(ceiling, peak, floor, 2 * floor if parallel is None else parallel)
 
 
 @dataclass(slots=True)
@@ -253,6 +260,7 @@ class MemoryGate:
         self._waiting: dict[int, _Waiting] = {}
         self._lock = threading.Lock()  # over what `report` tells
         self._counts = Counts()
+        self._why_waits = ""
         self._events: deque[Event] = deque(maxlen=EVENTS)
 
     @classmethod
@@ -286,7 +294,7 @@ class MemoryGate:
         others = sum(self.sizes.left(one).total for one in running)
         # Running sequences grow, and what they hold is counted now: an older reading would miss what they took since.
         reading = self._fresh() if running else self._recent(now)
-        if self._over(reading, running) <= 0 and need.total + others <= self._room(reading) and known is None:
+        if self._over(reading, running) <= 0 and need.total + others <= self._room(reading, running) and known is None:
             return self._open(request, now)
         cached = cached and request.cache and (request.shared is None or request.shared.state is None)
         case = _Case(request, begun, cached, running, others, need, reading)
@@ -305,6 +313,7 @@ class MemoryGate:
             if known is None:
                 self._note("waits", case, 0.0)
             since = known.since if known else now
+            self._why_waits = self._wanting(case)
             self._waiting[id(case.request)] = _Waiting(case.request, since, len(case.running), now)
             return WAITS
         self._note("refused", case, waited)
@@ -376,16 +385,18 @@ class MemoryGate:
 
     def _short(self, case: _Case) -> int:
         """Bytes that are wanted for the request to be opened."""
-        return case.need.total + case.others - self._room(case.reading)
+        return case.need.total + case.others - self._room(case.reading, case.running)
 
     def _over(self, reading: Reading, running: Seq[Generation]) -> int:
         """Bytes over the ceiling, the running sequences not counted."""
         over = reading.held - self.limits.ceiling
         return over - sum(one.sequence.nbytes for one in running) if over > 0 else over
 
-    def _room(self, reading: Reading) -> int:
+    def _room(self, reading: Reading, running: Seq[Generation]) -> int:
+        """Bytes that can be had beside the running ones."""
         limits = self.limits
-        return min(limits.peak - reading.held, reading.available - limits.floor) + reading.reusable
+        free = reading.available - limits.floor_beside(len(running))
+        return min(limits.peak - reading.held, free) + reading.reusable
 
     def _recent(self, now: float) -> Reading:
         if self._last is not None and now - self._last[0] < FRESH_S:
@@ -399,20 +410,37 @@ class MemoryGate:
 
     # ------------------------------------------------------------------------------------------------- telling
 
+    @property
+    def why_waits(self) -> str:
+        """What the last one lacked that had to wait, for `/health`. Safe from any thread."""
+        return self._why_waits
+
+    def _wanting(self, case: _Case) -> str:
+        """What a request that waits needs, and which limit keeps it back."""
+        room = in_gib(max(0, self._room(case.reading, case.running)))
+        return f"the next one needs {in_gib(case.need.total)} of memory, and {room} can be had {self._limit(case)}"
+
     def _refusal(self, case: _Case) -> str:
+        room = in_gib(max(0, self._room(case.reading, case.running)))
+        limit = self._limit(case)
+        advice = (
+            "send less at once, or have that limit raised"
+            if limit.startswith("below")
+            else "try again when other programs have given memory back, or send less at once"
+        )
+        return f"the request needs {in_gib(case.need.total)} of memory, and {room} can be had {limit}; {advice}"
+
+    def _limit(self, case: _Case) -> str:
+        """The limit that leaves the least room."""
         limits, reading = self.limits, case.reading
-        if limits.peak - reading.held <= reading.available - limits.floor:
-            why = f"below server.mem_peak_gib ({in_gib(limits.peak)}); send less at once, or have that limit raised"
-        else:
-            why = (
-                f"while {in_gib(limits.floor)} stay free (server.mem_floor_gib); try again when other programs have "
-                "given memory back, or send less at once"
-            )
-        room = in_gib(max(0, self._room(reading)))
-        return f"the request needs {in_gib(case.need.total)} of memory, and {room} can be had {why}"
+        floor = limits.floor_beside(len(case.running))
+        if limits.peak - reading.held <= reading.available - floor:
+            return f"below server.mem_peak_gib ({in_gib(limits.peak)})"
+        name = "mem_floor_gib" if floor == limits.floor else "parallel_floor_gib"
+        return f"while {in_gib(floor)} stay free (server.{name})"
 
     def _note(self, outcome: str, case: _Case, waited: float) -> None:
-        room = max(0, self._room(case.reading))
+        room = max(0, self._room(case.reading, case.running))
         tokens = len(case.request.prompt)
         event = Event(
             time.time(), outcome, tokens, case.need.total, case.others, room, len(case.running), waited, case.shed

@@ -127,6 +127,9 @@ class Generate:
     shared: SharedPrompt | None = None
     """Set for the choices of one request, so that the prompt is read once."""
     rank: Rank = Rank.TURN
+    head: int | None = None
+    """How many prompt tokens reach through its first user message, where answers follow it: a conversation that goes
+    on. None = it begins one, or nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +207,8 @@ class Stats:
     say nothing about the speed of others."""
     wait_own_ms: float = 0.0
     """Which part of `queue_ms` passed while the server's own work held the place that it got."""
+    wait_mem_ms: float = 0.0
+    """Which part of `queue_ms` passed while memory kept it back."""
 
 
 @dataclass(frozen=True, slots=True)
