@@ -132,8 +132,10 @@ class Engine:
             if job not in order:
                 return None
             ahead = order.index(job)
-            running = [other.generation.live() for other in self._admission.holders(job) if other.generation]
-            return ahead + 1, self._waits.estimate(running, ahead)
+            holders = self._admission.holders(job)
+            running = [other.generation.live() for other in holders if other.generation]
+            own = self._admission.taken - len(holders)
+            return ahead + 1, self._waits.estimate(running, ahead, own, job.queue_ms / 1e3)
 
     def errand(self, work: Callable[[], T]) -> Future[T]:
         """Do `work` on the engine's thread between two rounds. Safe from any thread."""
@@ -258,6 +260,8 @@ class Engine:
         while True:
             with self._changed:
                 job = self._admission.start()
+                if job is not None and job.wait_own_ms and job.generation is None:
+                    self._waits.gave_way(job.wait_own_ms / 1e3)
             if job is None:
                 return
             if job.generation is not None:
