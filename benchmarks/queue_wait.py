@@ -10,10 +10,10 @@ percentile, the median and the 90th percentile of estimate / real wait, over wai
   queue; those that run beside each other are slower. Somebody looks at 10, 25, 50, 75 and 90 % of each hold, behind
   as many as wait then. Takes some seconds.
 * `ledger`: the holds of a recorded load (`server.ledger`), one after the other, and somebody who waits for each place
-  at the same moments. The ledger has no `max_tokens`, so nothing caps these estimates.
+  at the same moments. The ledger has `max_tokens` only of answers that it ended, so little caps these.
 * `live`: a running server with one place and three waiting, who ask every few milliseconds: the scripted model at forty
-  times the speed of the made loads, and SmolLM2 (`--live` requests each; 0 leaves this out), in a range that is scaled
-  as it says.
+  times the speed of the made loads, and SmolLM2 (`--live` requests, and a third of them; 0 leaves this out). The range
+  is scaled as the table says.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.core.engine.ledger import read
+from tandem.core.engine.ledger import LedgerError, read
 from tandem.core.engine.request import Event, Failed, Finished, Generate
 from tandem.core.engine.waits import Running, Waits
 from tandem.testing.box import Box
@@ -226,7 +226,7 @@ def recorded(path: Path) -> list[Ask]:
             "thinking" if row["reasoning_tokens"] else "plain",
             row["forwarded_tokens"],
             row["completion_tokens"],
-            1 << 30,
+            row["completion_tokens"] if row["reason"] == "length" else 1 << 30,
             row["prefill_ms"] / 1e3,
             row["decode_ms"] / 1e3,
         )
@@ -336,14 +336,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--ledger", type=Path, metavar="FILE", help="replay this one alone")
     parser.add_argument("--between", type=float, nargs=2, default=(10.0, 60.0), metavar=("LOW", "HIGH"))
-    parser.add_argument("--live", type=int, default=60, help="requests to each running server")
+    parser.add_argument(
+        "--live", type=int, default=60, help="requests to the scripted model; SmolLM2 gets a third of them"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there as well")
     args = parser.parse_args()
     low, high = args.between
     tables: dict[str, list[dict[str, Any]]] = {}
     if args.ledger is not None:
-        found = list(replayed(recorded(args.ledger)))
+        try:
+            found = list(replayed(recorded(args.ledger)))
+        except LedgerError as error:
+            parser.error(str(error))
         ranges = [(0.0, low), (low, high), (high, 1e9)]
         tables["ledger"] = [{"seconds": f"{a:g} to {b:g}", **spread(found, (a, b))} for a, b in ranges]
         show("a recorded load", tables["ledger"])
@@ -354,7 +359,7 @@ def main() -> None:
         rows = []
         for name, scale, run in (
             ("scripted", SPEED, lambda: scripted(args.live)),
-            ("SmolLM2", 20.0, lambda: smollm2(args.live, args.threads)),
+            ("SmolLM2", 20.0, lambda: smollm2(max(1, args.live // 3), args.threads)),
         ):
             found = run()
             scaled = low / scale, high / scale

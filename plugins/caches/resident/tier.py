@@ -80,8 +80,10 @@ class Resident(CacheTier):
     def lookup(self, tokens: Seq[int]) -> Match | None:
         wanted = list(tokens)
         best: tuple[int, Kept | Running] | None = None
-        in_use = [running for running in self._running.values() if running.open is not None]
-        for entry in [*in_use, *self._kept]:  # of equals the latest used, and one that need not be copied first of all
+        in_use = list(self._running.values())  # a list at once: a sequence that ends elsewhere takes its entry away
+        entries: list[Kept | Running] = [running for running in in_use if running.open is not None]
+        entries += self._kept
+        for entry in entries:  # of equals the latest used, and one that need not be copied first of all
             length = self._usable(entry, common_prefix(entry.tokens, wanted))
             if length >= LEAST and (best is None or length >= best[0]):
                 best = length, entry
@@ -239,7 +241,7 @@ class Resident(CacheTier):
     def _fit_anchors(self) -> None:
         """Give anchors up while they pass their budget: the oldest conversation's first, each one's first ones first,
         and nobody's newest before all others are gone."""
-        lists = [kept.anchors for kept in self._kept] + [entry.anchors for entry in self._running.values()]
+        lists = [kept.anchors for kept in self._kept] + [entry.anchors for entry in list(self._running.values())]
         held = sum(anchor.nbytes for anchors in lists for anchor in anchors)
         for spared in (NEWEST, 0):
             for anchors in lists:
