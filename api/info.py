@@ -74,6 +74,7 @@ class InfoRoutes:
             "version": service.version,
             "uptime_s": round(time.time() - service.metrics.started, 1),
             "queue": {name: snapshot[name] for name in QUEUE if name in snapshot},
+            "parallel": snapshot.get("parallel", {}),
             "totals": snapshot["totals"],
             "sampling": {"regenerate": service.regenerations.told()},
             "caches": snapshot["caches"],

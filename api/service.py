@@ -76,6 +76,8 @@ class Rendered:
     """Turns that stand in the ids as the model wrote them."""
     hidden: tuple[range, ...] = ()
     """Places of the ids that the client did not send."""
+    head: int | None = None
+    """How many of the ids reach through the first user message; see `Generate.head`."""
 
 
 class Service:
@@ -223,7 +225,12 @@ class Service:
             text = f"{text.rstrip()}\n\n{tags[1]}\n\n"
         ids, hidden = notes.laid_out(notes.filled([*pieces, text], noted))
         ids, images = prompt.placed(ids, ask.pictures)
-        return Rendered(text, ids, continued, images, found.context, replayed, moved(hidden, images))
+        head = prompt.head(ask.messages, ask.template_tools, **switches)
+        if head is not None:
+            head += sum(len(places) for places in hidden if places.start < head)
+            head = prompt.reach(head, images)
+        hidden = moved(hidden, images)
+        return Rendered(text, ids, continued, images, found.context, replayed, hidden, head)
 
     def recorder(self, ask: ChatRequest, rendered: Rendered, calls: Calls | None) -> Recorder | None:
         """What keeps the answers to this prompt; None when they are not to be kept, or could not be put back."""

@@ -147,7 +147,7 @@ class CacheStack:
         for name, tier in list(self._tiers):
             if getattr(type(tier), "adopt", CacheTier.adopt) is not CacheTier.adopt:
                 match = self._guard(name, tier, partial(tier.lookup, tokens[:-1]), None)
-                longest = max(longest, match.length if match is not None else 0)
+                longest = max(longest, match.length if match is not None and not match.copied else 0)
         return min(longest, len(tokens) - 1)
 
     def clear(self) -> None:

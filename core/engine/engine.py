@@ -5,23 +5,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from tandem.core.conductor import Conductor, Plan
-from tandem.core.engine.admission import Admission, Job, Lane
+from tandem.core.engine.admission import Admission, Job
 from tandem.core.engine.caches import CacheStack
 from tandem.core.engine.care import IdleCare
 from tandem.core.engine.drafting import FixedCutting, GuardedChoosing
 from tandem.core.engine.drafts import Drafts, Opener
 from tandem.core.engine.generation import Generation
 from tandem.core.engine.memory import MemoryGate
+from tandem.core.engine.placing import Lane
 from tandem.core.engine.request import Event, Failed, Finished, Generate, NoMemory, Refused, Sink, Stats
 from tandem.core.engine.round import run_round
 from tandem.core.engine.selfcheck import check_drafters
@@ -63,6 +64,8 @@ class Engine:
         self._thread = thread
         self._totals: dict[str, float] = {}
         self._waits = Waits()
+        self._passes: Counter[int] = Counter()
+        """Passes by the number of requests in them."""
         self.caches = CacheStack([], self._fail_cache)
         self._care = IdleCare(self.caches)
         self.gate: MemoryGate | None = None
@@ -97,6 +100,8 @@ class Engine:
             rows = [(IMAGE_ROWS, vision.store)] if vision is not None and vision.store is not None else []
             self.caches.add(self._platform.build("caches", self.model), rows)
             self._admission.allowed = self._has_memory
+            if self.caches:
+                self._admission.conversation_wait_s = self._options["conversation_wait_s"]
             self._openers = self._platform.build("drafters", self.model)
             if not self._openers:
                 return
@@ -132,8 +137,10 @@ class Engine:
             if job not in order:
                 return None
             ahead = order.index(job)
-            running = [other.generation.live() for other in self._admission.holders(job) if other.generation]
-            return ahead + 1, self._waits.estimate(running, ahead)
+            holders = self._admission.holders(job)
+            running = [other.generation.live() for other in holders if other.generation]
+            own = self._admission.taken - len(holders)
+            return ahead + 1, self._waits.estimate(running, ahead, own, job.queue_ms / 1e3)
 
     def errand(self, work: Callable[[], T]) -> Future[T]:
         """Do `work` on the engine's thread between two rounds. Safe from any thread."""
@@ -183,6 +190,7 @@ class Engine:
                 "max_running": admission.places,
                 "max_queue": admission.max_queue,
                 "lane": {"mode": admission.lane.mode, "running": int(admission.guest is not None)},
+                "parallel": self._parallel(),
             }
         return {
             **sharing,
@@ -192,6 +200,24 @@ class Engine:
             "cache_events": self.caches.events(),
             "speculation": dict(self._choosing.report()),
             "memory": self.gate.report() if self.gate is not None else {},
+        }
+
+    def _parallel(self) -> dict[str, Any]:
+        """How requests run beside each other, for `/health`."""
+        admission = self._admission
+        most = admission.most if self.model is not None else 0
+        reason = f"server.parallel is {admission.places}"
+        if self.model is None:
+            reason = "no model is loaded"
+        elif most < admission.places and self.gate is not None:
+            reason = self.gate.why_waits
+        counts = asdict(admission.counts)
+        return {
+            "max_running": most,
+            "max_running_reason": reason,
+            "running": admission.taken,
+            "passes": {str(size): count for size, count in sorted(self._passes.items())},
+            **{name: round(value, 3) for name, value in counts.items()},
         }
 
     # ------------------------------------------------------------------------------------------- on the thread
@@ -248,6 +274,8 @@ class Engine:
         while True:
             with self._changed:
                 job = self._admission.start()
+                if job is not None and job.wait_own_ms and job.generation is None:
+                    self._waits.gave_way(job.wait_own_ms / 1e3)
             if job is None:
                 return
             if job.generation is not None:
@@ -315,6 +343,8 @@ class Engine:
             for generation in turn.generations:
                 generation.fail(f"the model failed: {error}")
         self._turns.took(turn, time.perf_counter() - start)
+        with self._changed:
+            self._passes[len(turn.generations)] += 1
         for job in jobs:
             self._hand_out(job)
 
@@ -339,7 +369,8 @@ class Engine:
     def _deliver(self, job: Job, events: list[Event]) -> None:
         last = events[-1]
         if isinstance(last, Finished | Failed):
-            stats = replace(last.stats, queue_ms=job.queue_ms, wait_own_ms=job.wait_own_ms, lane=job.lane)
+            stats = replace(last.stats, queue_ms=job.queue_ms, wait_own_ms=job.wait_own_ms)
+            stats = replace(stats, wait_mem_ms=job.memory_ms, lane=job.lane)
             events[-1] = last = replace(last, stats=stats)
             self._count(last)
             self._remember(job, last)

@@ -35,6 +35,8 @@ class Match:
     length: int
     handle: Any
     """What the tier needs to find it again; opaque to everyone else."""
+    copied: bool = False
+    """Said by a tier that gives sequences away (`adopt`): this one will be a copy, whose rows take new memory."""
 
 
 class Store(Protocol):
