@@ -130,7 +130,7 @@ class RecordedListener(Listener):
     def tokens(self) -> Seq[int]:
         """What the model has written; whole when the last event was heard, empty when it never ran."""
         generation: Generation | None = getattr(self._job, "generation", None)
-        return generation.output if generation is not None else ()
+        return generation.output if generation is not None else getattr(self._job, "retold", ())
 
 
 # ------------------------------------------------------------------------------------------------- what is compared

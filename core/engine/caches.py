@@ -1,4 +1,8 @@
-"""The cache stack: the tiers behind one door. The longest match wins; a tier that fails is dropped, nothing else."""
+"""The cache stack: the tiers behind one door. The longest match wins; a tier that fails is dropped, nothing else.
+
+Stores of whole answers stand behind the same door: they shed, are cleared, checked and counted with the tiers, and are
+never asked for a sequence.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence as Seq
 from functools import partial
 from typing import Any, TypeVar
 
-from tandem.core.plugin import CacheTier, Match, Moment, Sequence
+from tandem.core.plugin import AnswerKey, AnswerStore, CacheTier, KeptAnswer, Match, Moment, Sequence
 
 log = logging.getLogger("tandem.caches")
 T = TypeVar("T")
@@ -17,9 +21,34 @@ T = TypeVar("T")
 class CacheStack:
     """All tiers, in the manifest's order. `fail(name, reason)` is told when a tier raised and was dropped."""
 
-    def __init__(self, tiers: Seq[tuple[str, CacheTier]], fail: Callable[[str, str], None]) -> None:
-        self._tiers = list(tiers)
+    def __init__(self, tiers: Seq[tuple[str, CacheTier | AnswerStore]], fail: Callable[[str, str], None]) -> None:
+        self._tiers: list[tuple[str, CacheTier]] = []
+        self._answers: list[tuple[str, AnswerStore]] = []
+        self._order = [name for name, _ in tiers]
+        for name, tier in tiers:
+            if isinstance(tier, AnswerStore):
+                self._answers.append((name, tier))
+            else:
+                self._tiers.append((name, tier))
         self._fail = fail
+
+    @property
+    def keeps_answers(self) -> bool:
+        """Whether any store of answers is left."""
+        return bool(self._answers)
+
+    def answer(self, key: AnswerKey, max_tokens: int, stop: Seq[str]) -> tuple[str, KeptAnswer] | None:
+        """A kept answer that serves such a request, and the name of the store that has it. Safe from any thread."""
+        for name, store in list(self._answers):
+            kept: KeptAnswer | None = self._guard(name, store, partial(store.answer, key, max_tokens, stop), None)
+            if kept is not None and kept.serves(max_tokens, stop):
+                return name, kept
+        return None
+
+    def keep(self, key: AnswerKey, answer: KeptAnswer) -> None:
+        """Tell every store of answers."""
+        for name, store in list(self._answers):
+            self._guard(name, store, partial(store.keep, key, answer), None)
 
     def resume(
         self, tokens: Seq[int], new_sequence: Callable[[], Sequence], leave: int = 1
@@ -62,22 +91,23 @@ class CacheStack:
                 for other, taker in tiers:
                     if taker is not tier:
                         self._guard(other, taker, partial(taker.offer, Moment.CLOSING, tokens, sequence), None)
-        for name, tier in list(self._tiers):
-            self._guard(name, tier, tier.close, None)
+        for name, store in self._all():
+            self._guard(name, store, store.close, None)
 
     def shedding(self) -> list[str]:
         """The tiers' names in the order in which they give way when memory is short: the manifest's, backwards.
 
         The manifest puts the tier first that is to be asked first, so what stands last is missed the least.
         """
-        return [name for name, _ in reversed(self._tiers)]
+        left = {name for name, _ in self._all()}
+        return [name for name in reversed(self._order) if name in left]
 
     def shed(self, name: str, nbytes: int) -> int:
         """Ask one tier to give back `nbytes`; what it says that it freed, 0 for one that is gone."""
         freed = 0
-        for known, tier in list(self._tiers):
+        for known, store in self._all():
             if known == name:
-                freed += max(0, self._guard(name, tier, partial(tier.shed, nbytes), 0))
+                freed += max(0, self._guard(name, store, partial(store.shed, nbytes), 0))
         return freed
 
     def kept(self, tokens: Seq[int]) -> int:
@@ -94,27 +124,30 @@ class CacheStack:
 
     def clear(self) -> None:
         """Forget everything."""
-        for name, tier in list(self._tiers):
-            self._guard(name, tier, tier.clear, None)
+        for name, store in self._all():
+            self._guard(name, store, store.clear, None)
 
     def check(self) -> dict[str, list[str]]:
         """The broken invariants of each tier that has any."""
-        tiers = list(self._tiers)
-        found: dict[str, list[str]] = {name: self._guard(name, tier, tier.check, []) for name, tier in tiers}
+        found: dict[str, list[str]] = {name: self._guard(name, store, store.check, []) for name, store in self._all()}
         return {name: problems for name, problems in found.items() if problems}
 
     def __bool__(self) -> bool:
         return bool(self._tiers)
 
     def stats(self) -> dict[str, Mapping[str, float]]:
-        return {name: self._guard(name, tier, tier.stats, {}) for name, tier in list(self._tiers)}
+        return {name: self._guard(name, store, store.stats, {}) for name, store in self._all()}
 
-    def _guard(self, name: str, tier: CacheTier, call: Callable[[], Any], otherwise: T) -> Any | T:
+    def _all(self) -> list[tuple[str, CacheTier | AnswerStore]]:
+        return [*self._tiers, *self._answers]
+
+    def _guard(self, name: str, tier: CacheTier | AnswerStore, call: Callable[[], Any], otherwise: T) -> Any | T:
         try:
             return call()
         except Exception as error:
             reason = traceback.format_exception_only(error)[-1].strip()
             log.warning("cache tier %s is switched off: %s", name, reason)
             self._tiers = [(n, t) for n, t in self._tiers if t is not tier]
+            self._answers = [(n, s) for n, s in self._answers if s is not tier]
             self._fail(name, reason)
             return otherwise

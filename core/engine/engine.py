@@ -16,6 +16,7 @@ import torch
 
 from tandem.core.conductor import Journal, Supervisor
 from tandem.core.engine.admission import Admission, Job, Lane
+from tandem.core.engine.answers import Known, KnownAnswers
 from tandem.core.engine.caches import CacheStack
 from tandem.core.engine.drafting import FixedCutting, GuardedChoosing
 from tandem.core.engine.drafts import Drafts, Opener
@@ -51,6 +52,9 @@ class Engine:
         self._admission = Admission(options["parallel"], options["max_queue"], lane)
         self._turns = Turns(options["turn_quantum_ms"] / 1e3, options["decode_share"])
         self._errands: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._known: deque[tuple[Job, Known]] = deque()
+        """Requests whose answers are known; they wait for nobody."""
+        self._answers: KnownAnswers | None = None
         self._changed = threading.Condition()
         self._draining = False
         self._stopping = False
@@ -90,6 +94,7 @@ class Engine:
             return
         with torch.inference_mode():
             self.caches = CacheStack(self._platform.build("caches", self.model), self._fail_cache)
+            self._answers = KnownAnswers(self.caches, self.model.tokenizer)
             self.gate = MemoryGate.for_model(self.model, self._options, self.caches, self.max_len)
             self._admission.allowed = self._has_memory
             self._openers = self._platform.build("drafters", self.model)
@@ -106,17 +111,22 @@ class Engine:
                 self._choosing = GuardedChoosing(choosing, fail)
 
     def submit(self, request: Generate, sink: Sink) -> Job:
-        """Queue a request. Raises Refused when there is no room, no model, or the engine is draining."""
+        """Queue a request; one whose answer is known is not queued but answered. Raises Refused when there is no room,
+        no model, or the engine is draining."""
         job = Job(request, sink, self._notify)
+        known = self._answers.find(request) if self._answers is not None else None
         with self._changed:
             if self.model is None:
                 raise Refused("no_model", "no model is loaded: the manifest has no model section", 60)
             if self._draining or self._stopping:
                 raise Refused("draining", "the server is shutting down", 30)
-            if self._admission.is_full(job):
+            if known is not None:
+                self._known.append((job, known))
+            elif self._admission.is_full(job):
                 waiting = len(self._admission.waiting)
                 raise Refused("queue_full", f"all places are busy and {waiting} requests wait", 5)
-            self._admission.add(job)
+            else:
+                self._admission.add(job)
             self._changed.notify_all()
         return job
 
@@ -154,7 +164,7 @@ class Engine:
     def idle(self) -> bool:
         """Nothing is queued or running."""
         with self._changed:
-            return not self._admission.waiting and not self._admission.running
+            return not self._admission.waiting and not self._admission.running and not self._known
 
     def stop(self) -> None:
         """End the thread; running jobs end as `abandoned`."""
@@ -192,19 +202,20 @@ class Engine:
     def _run(self) -> None:
         while self._wait_for_work():
             self._run_errands()
+            self._tell_known()
             self._drop_those_gone()
             self._admit()
             self._step()
         for result, _ in self._errands:
             result.cancel()
-        for job in [*self._admission.running, *self._admission.waiting]:
+        for job in [*self._admission.running, *self._admission.waiting, *(job for job, _ in self._known)]:
             self._end(job, "abandoned")
 
     def _wait_for_work(self) -> bool:
         """False when the engine stops."""
         with self._changed:
             admission = self._admission
-            while not (admission.waiting or admission.running or self._errands or self._stopping):
+            while not (admission.waiting or admission.running or self._errands or self._known or self._stopping):
                 self._changed.wait()
             return not self._stopping
 
@@ -217,6 +228,31 @@ class Engine:
                 result.set_result(work())
             except Exception as error:
                 result.set_exception(error)
+
+    def _tell_known(self) -> None:
+        """Answer those whose answers are known. One that a rule objects to is queued like any other."""
+        while self._known:
+            job, known = self._known[0]  # it counts as waiting until it is answered
+            if job.cancelled:
+                self._end(job, "abandoned")
+            else:
+                self._tell(job, known)
+            self._known.popleft()
+
+    def _tell(self, job: Job, known: Known) -> None:
+        assert self._answers is not None
+        try:
+            told = self._answers.retell(known, job.request, self._supervisor.begin(self._event(job.request)))
+        except Exception:
+            log.exception("a known answer could not be told; the model answers")
+            told = None
+        if told is None:
+            with self._changed:
+                self._admission.add(job)
+            return
+        job.started = time.perf_counter()
+        job.retold = told.tokens
+        self._deliver(job, told.events)
 
     def _drop_those_gone(self) -> None:
         limit = self._options["request_timeout_s"]
@@ -259,7 +295,6 @@ class Engine:
         """A guest has a small sequence of its own, without drafters and caches: it takes nothing from anybody."""
         assert self.model is not None
         request = job.request
-        event = RequestEvent(request.messages, len(request.prompt), request.max_tokens, request.client)
         guest = job.lane is not None
         with torch.inference_mode():
             return Generation(
@@ -271,8 +306,13 @@ class Engine:
                 drafts=None if guest else Drafts(self._openers, self._fail_drafter),
                 chooser=None if guest else self._choosing.open(),
                 own_draft=not guest,
-                watch=self._supervisor.begin(event),
+                watch=self._supervisor.begin(self._event(request)),
             )
+
+    @staticmethod
+    def _event(request: Generate) -> RequestEvent:
+        """What rules are told of a request."""
+        return RequestEvent(request.messages, len(request.prompt), request.max_tokens, request.client)
 
     def _step(self) -> None:
         """One pass of those whose turn it is."""
@@ -320,6 +360,8 @@ class Engine:
             events[-1] = last = replace(last, stats=stats)
             self._count(last)
             self._remember(job, last)
+            if self._answers is not None and job.generation is not None:
+                self._answers.keep(job.generation, last)
             if job.request.shared is not None and job.started is not None:
                 job.request.shared.reading = False
             with self._changed:

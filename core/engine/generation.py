@@ -107,6 +107,7 @@ class Generation:
         self._own = model.drafter() if own_draft else None
         self._chooser = chooser
         self._watch = watch
+        self._acted = False  # a rule did
         self._clock = clock
         self._began = clock()
         self._prefilled = self._began
@@ -354,6 +355,7 @@ class Generation:
         act = self._watch.at(point, event)  # type: ignore[arg-type]
         if act is None:
             return False
+        self._acted = True
         name, action = act
         if point is not SafePoint.SP2:  # there the answer has ended already
             self.events.extend(self._answer.end(cut=True))
@@ -365,6 +367,11 @@ class Generation:
     def end_thinking(self) -> None:
         """Close the reasoning, if it is open, at the next block. Safe from any thread."""
         self._steering.end_thinking = True
+
+    @property
+    def repeatable(self) -> bool:
+        """Its tokens follow from its request alone: no rule acted, and nobody closed the reasoning."""
+        return not self._acted and not self._steering.end_thinking
 
     def end(self, reason: str) -> None:
         """Stop from outside: `abandoned` or `timeout`."""

@@ -1,6 +1,15 @@
 """Everything that a plugin author imports. What is exported here is public and covered by `API_VERSION`."""
 
-from tandem.core.plugin.cache import Cache, CacheTier, Match, Moment, common_prefix
+from tandem.core.plugin.cache import (
+    AnswerKey,
+    AnswerStore,
+    Cache,
+    CacheTier,
+    KeptAnswer,
+    Match,
+    Moment,
+    common_prefix,
+)
 from tandem.core.plugin.client import Client, ClientMatch
 from tandem.core.plugin.decision import Decider, DecisionModel, Narrator, Question, Stage, Turn
 from tandem.core.plugin.drafter import (
@@ -83,8 +92,10 @@ __all__ = [
     "AnswerEnd",
     "AnswerEvent",
     "AnswerFormat",
+    "AnswerKey",
     "AnswerParser",
     "AnswerReader",
+    "AnswerStore",
     "Block",
     "BlockEvent",
     "Cache",
@@ -111,6 +122,7 @@ __all__ = [
     "HttpRoute",
     "ImageRows",
     "JsonCall",
+    "KeptAnswer",
     "Kind",
     "Match",
     "Model",
