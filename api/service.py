@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 
 from tandem.api.clients import Clients
 from tandem.api.errors import ApiError, draining
+from tandem.api.ids import Ids
 from tandem.api.images import ImageDoor, Limits
 from tandem.api.listener import Listener
 from tandem.api.messages import content_text
@@ -94,8 +94,7 @@ class Service:
         self.fingerprint = _fingerprint(self.version, platform.model, self.facts)
         self.metrics = Metrics(engine, {"version": self.version, "model": self.served_name or ""})
         self.clients = Clients(platform.build("clients"), partial(self.metrics.plugin_fault, "clients"))
-        # Not os.urandom for each: a system call gives Python's lock away, and gets it back when the engine lets go.
-        self.ids = random.Random()
+        self.ids = Ids()
         self._prompt = Prompt(platform.model) if platform.model else None
         self.ledger = _ledger(self.options)
         self.running: dict[str, Listener] = {}
@@ -110,7 +109,7 @@ class Service:
 
     def new_id(self, prefix: str) -> str:
         """A name for an answer, unique in this world."""
-        return f"{prefix}-{self.ids.getrandbits(96):024x}"
+        return self.ids.new(f"{prefix}-")
 
     def model(self) -> Model:
         """The served model. Raises Refused without one."""

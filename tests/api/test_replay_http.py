@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from tandem.api.ids import Ids
 from tandem.api.replay import Replays
 from tandem.core.engine.replay import Written
 from tandem.core.engine.request import Generate
@@ -442,16 +443,9 @@ def test_another_system_prompt_is_another_conversation_for_a_text(box: Box) -> N
     assert session.replayed == 0
 
 
-class OneId:
-    """Numbers that are all the same."""
-
-    def getrandbits(self, bits: int) -> int:
-        return 7
-
-
 def test_two_sessions_with_one_call_id_find_their_own_turns(plain: Box) -> None:
     with box_with() as box:
-        box.app.state.service.ids = OneId()
+        box.app.state.service.ids = Ids(lambda count: bytes(count))  # all the same
         wrote = [f"thought {n}</think>\n\n" + xml("write", path="a", lines=1) for n in range(2)]
         sessions = [Session(box, [[text], ["</think>", "end"]], hermes, reasoning_format="hidden") for text in wrote]
         for session in sessions:
