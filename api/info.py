@@ -77,6 +77,7 @@ class InfoRoutes:
             "totals": snapshot["totals"],
             "sampling": {"regenerate": service.regenerations.told()},
             "caches": snapshot["caches"],
+            "replay": service.replay_stats(),
             "memory": snapshot.get("memory", {}),
             "plugins": {
                 "states": dict(Counter(record["state"] for record in records)),

@@ -152,6 +152,16 @@ SERVER_OPTIONS = {
         64,
         minimum=0,
     ),
+    "replay_disk_mib": option(
+        "number",
+        "What of that is kept on disk too, in MiB, so that a restarted server reads such a turn as it was written; 0 "
+        "writes none of it to disk.",
+        256,
+        minimum=0,
+    ),
+    "replay_days": option(
+        "number", "How long a turn that nobody sends back stays on disk, in days.", 14, exclusiveMinimum=0
+    ),
     "admin_token": option(
         ["string", "null"],
         "What the admin routes ask for, at least 32 characters, as `{$env: NAME}` or `{$file: PATH}`; `null` opens "
