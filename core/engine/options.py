@@ -154,8 +154,7 @@ SERVER_OPTIONS = {
     ),
     "replay_disk_mib": option(
         "number",
-        "What of that is kept on disk too, in MiB, so that a restarted server reads such a turn as it was written; 0 "
-        "writes none of it to disk.",
+        "Disk for the same turns, in MiB, so that a restarted server still knows them; 0 keeps them in memory only.",
         256,
         minimum=0,
     ),

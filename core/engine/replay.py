@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Protocol
 
-OVERHEAD = 800
+OVERHEAD = 1000
 """Bytes that a turn takes besides its tokens: the objects, three keys, their places in the index."""
 NOTE_S = 86400.0
 """A turn in use is noted on disk once in this time."""
