@@ -79,6 +79,7 @@ class InfoRoutes:
             "sampling": {"regenerate": service.regenerations.told()},
             "caches": snapshot["caches"],
             "cache_events": snapshot["cache_events"],
+            "replay": service.replay_stats(),
             "memory": snapshot.get("memory", {}),
             "plugins": {
                 "states": dict(Counter(record["state"] for record in records)),

@@ -33,6 +33,8 @@ class Job:
         """When it first left the queue (`perf_counter` seconds), None while it waits."""
         self.cancelled = False
         self.generation: Generation | None = None
+        self.retold: Seq[int] = ()
+        """The answer's tokens, when they were known and nothing was generated."""
         self.arrival = 0
         """Its number in the queue."""
         self.passed = 0

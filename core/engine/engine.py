@@ -16,6 +16,7 @@ import torch
 
 from tandem.core.conductor import Conductor, Plan
 from tandem.core.engine.admission import Admission, Job
+from tandem.core.engine.answers import Known, KnownAnswers
 from tandem.core.engine.caches import CacheStack
 from tandem.core.engine.care import IdleCare
 from tandem.core.engine.drafting import FixedCutting, GuardedChoosing
@@ -58,6 +59,9 @@ class Engine:
         self._admission = Admission(options["parallel"], options["max_queue"], lane)
         self._turns = Turns(options["turn_quantum_ms"] / 1e3, options["decode_share"])
         self._errands: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._known: deque[tuple[Job, Known]] = deque()
+        """Requests whose answers are known; they wait for nobody."""
+        self._answers: KnownAnswers | None = None
         self._changed = threading.Condition()
         self._draining = False
         self._stopping = False
@@ -99,6 +103,7 @@ class Engine:
             vision = self.model.vision
             rows = [(IMAGE_ROWS, vision.store)] if vision is not None and vision.store is not None else []
             self.caches.add(self._platform.build("caches", self.model), rows)
+            self._answers = KnownAnswers(self.caches, self.model.tokenizer)
             self._admission.allowed = self._has_memory
             if self.caches:
                 self._admission.conversation_wait_s = self._options["conversation_wait_s"]
@@ -116,17 +121,22 @@ class Engine:
                 self._choosing = GuardedChoosing(choosing, fail)
 
     def submit(self, request: Generate, sink: Sink) -> Job:
-        """Queue a request. Raises Refused when there is no room, no model, or the engine is draining."""
+        """Queue a request; one whose answer is known is not queued but answered. Raises Refused when there is no room,
+        no model, or the engine is draining."""
         job = Job(request, sink, self._notify)
+        known = self._answers.find(request) if self._answers is not None else None
         with self._changed:
             if self.model is None:
                 raise Refused("no_model", "no model is loaded: the manifest has no model section", 60)
             if self._draining or self._stopping:
                 raise Refused("draining", "the server is shutting down", 30)
-            if self._admission.is_full(job):
+            if known is not None:
+                self._known.append((job, known))
+            elif self._admission.is_full(job):
                 waiting = len(self._admission.waiting)
                 raise Refused("queue_full", f"all places are busy and {waiting} requests wait", 5)
-            self._admission.add(job)
+            else:
+                self._admission.add(job)
             self._changed.notify_all()
         return job
 
@@ -166,7 +176,7 @@ class Engine:
     def idle(self) -> bool:
         """Nothing is queued or running."""
         with self._changed:
-            return not self._admission.waiting and not self._admission.running
+            return not self._admission.waiting and not self._admission.running and not self._known
 
     def stop(self) -> None:
         """End the thread; running jobs end as `abandoned`."""
@@ -225,13 +235,14 @@ class Engine:
     def _run(self) -> None:
         while self._wait_for_work():
             self._run_errands()
+            self._tell_known()
             self._drop_those_gone()
             self._admit()
             self._step()
             self._care.worked()
         for result, _ in self._errands:
             result.cancel()
-        for job in [*self._admission.running, *self._admission.waiting]:
+        for job in [*self._admission.running, *self._admission.waiting, *(job for job, _ in self._known)]:
             self._end(job, "abandoned")
 
     def _wait_for_work(self) -> bool:
@@ -246,7 +257,8 @@ class Engine:
 
     def _is_called(self) -> bool:
         admission = self._admission
-        return bool(admission.waiting or admission.running or self._errands or self._stopping)
+        work = admission.waiting or admission.running or self._errands or self._known
+        return bool(work or self._stopping)
 
     def _run_errands(self) -> None:
         while self._errands:
@@ -257,6 +269,31 @@ class Engine:
                 result.set_result(work())
             except Exception as error:
                 result.set_exception(error)
+
+    def _tell_known(self) -> None:
+        """Answer those whose answers are known. One that can't be told is queued like any other."""
+        while self._known:
+            job, known = self._known[0]  # it counts as waiting until it is answered
+            if job.cancelled:
+                self._end(job, "abandoned")
+            else:
+                self._tell(job, known)
+            self._known.popleft()
+
+    def _tell(self, job: Job, known: Known) -> None:
+        assert self._answers is not None
+        try:
+            told = self._answers.retell(known, job.request)
+        except Exception:
+            log.exception("a known answer could not be told; the model answers")
+            told = None
+        if told is None:
+            with self._changed:
+                self._admission.add(job)
+            return
+        job.started = time.perf_counter()
+        job.retold = told.tokens
+        self._deliver(job, told.events)
 
     def _drop_those_gone(self) -> None:
         limit = self._options["request_timeout_s"]
@@ -374,6 +411,8 @@ class Engine:
             events[-1] = last = replace(last, stats=stats)
             self._count(last)
             self._remember(job, last)
+            if self._answers is not None and job.generation is not None:
+                self._answers.keep(job.generation, last)
             if job.request.shared is not None and job.started is not None:
                 job.request.shared.reading = False
             with self._changed:

@@ -398,6 +398,12 @@ class Generation:
         """Close the reasoning, if it is open, at the next block. Safe from any thread."""
         self.steering.end_thinking = True
 
+    @property
+    def repeatable(self) -> bool:
+        """Its tokens follow from its request alone: no rule acted, and nobody closed the reasoning."""
+        acted = bool(self.hidden) or (self._standing is not None and self._standing.acted)
+        return not acted and not self.steering.end_thinking
+
     def end(self, reason: str) -> None:
         """Stop from outside: `abandoned` or `timeout`."""
         if self.phase is not Phase.DONE:

@@ -168,6 +168,15 @@ SERVER_OPTIONS = {
         64,
         minimum=0,
     ),
+    "replay_disk_mib": option(
+        "number",
+        "Disk for the same turns, in MiB, so that a restarted server still knows them; 0 keeps them in memory only.",
+        256,
+        minimum=0,
+    ),
+    "replay_days": option(
+        "number", "How long a turn that nobody sends back stays on disk, in days.", 14, exclusiveMinimum=0
+    ),
     "admin_token": option(
         ["string", "null"],
         "What the admin routes ask for, at least 32 characters, as `{$env: NAME}` or `{$file: PATH}`; `null` opens "

@@ -120,7 +120,7 @@ class Generate:
     calls: Calls | None = None
     """None = the answer is text only."""
     constraint: Callable[[], Constraint] | None = None
-    """Makes the constraint of the answer."""
+    """Makes the constraint of the answer. Answers under one that is no `Recipe` are not kept for other requests."""
     messages: tuple[Mapping[str, Any], ...] = ()
     """The client's messages, for rules; empty for a plain completion."""
     client: str = "plain"

@@ -41,6 +41,11 @@ class Standing:
         """What was done so far."""
         return self._watch.acts
 
+    @property
+    def acted(self) -> bool:
+        """Something was done that changed the answer."""
+        return self._watch.acted
+
     # --------------------------------------------------------------------------------------------- the safe points
 
     def between_blocks(self, count: int) -> None:

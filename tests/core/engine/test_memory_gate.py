@@ -31,8 +31,8 @@ from tandem.core.engine.memory import (
 )
 from tandem.core.engine.meter import Reading
 from tandem.core.engine.options import SERVER_OPTIONS
+from tandem.core.engine.placing import JOINT_ROWS
 from tandem.core.engine.request import Event, Failed, Finished, Generate, NoMemory, PlacedPicture, SharedPrompt
-from tandem.core.engine.round import JOINT_ROWS
 from tandem.core.kernel import StartError
 from tandem.core.plugin import CacheTier, Match
 from tandem.core.plugin.part import with_defaults
@@ -378,7 +378,7 @@ def test_a_parallel_floor_below_the_floor_changes_nothing() -> None:
     machine = Machine(left=300)
     guard = gate(machine, floor=80, parallel_floor=0)
     assert guard.admit(asking(110), [begun(1, held=2)]).opens
-    assert not guard.admit(asking(111), [begun(1, held=2)]).opens
+    assert not guard.admit(asking(110), [begun(2, held=2)]).opens
     assert "server.mem_floor_gib" in guard.why_waits
 
 
