@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from tandem.core.plugin import Tool
+from tandem.plugins.rules._words import words
 
 
 class Effect(Enum):
@@ -64,59 +65,96 @@ def _first_word(description: str) -> str:
     return word if word in VERBS else word.removesuffix("s")  # "Creates a file."
 
 
-READS = frozenset(
-    ("get", "list", "search", "read", "fetch", "find", "query", "lookup", "look", "show", "view", "describe", "count")
-    + ("check", "browse", "retrieve", "download", "inspect", "glob", "grep", "load", "peek", "preview", "summarize")
-    + ("validate", "verify", "compare", "analyze", "calculate", "compute", "convert", "translate", "explain", "diff")
-    + ("is", "has", "can", "exists", "status", "help", "ask", "estimate", "monitor", "resolve", "select", "scan")
+READS = words(
+    """
+    get list search read fetch find query lookup look show view describe count check browse retrieve download
+    inspect glob grep load peek preview summarize validate verify compare analyze calculate compute convert
+    translate explain diff is has can exists status help ask estimate monitor resolve select scan
+    """
 )
 VERBS: Mapping[str, Effect] = {
-    **dict.fromkeys(("send", "reply", "forward", "notify", "publish", "tweet"), Effect.SEND),
-    **dict.fromkeys(("schedule", "remind"), Effect.SCHEDULE),
-    **dict.fromkeys(("write", "edit", "patch", "append", "overwrite", "save", "store"), Effect.WRITE),
+    **dict.fromkeys(words("send reply forward notify publish tweet"), Effect.SEND),
+    **dict.fromkeys(words("schedule remind"), Effect.SCHEDULE),
+    **dict.fromkeys(words("write edit patch append overwrite save store"), Effect.WRITE),
     **dict.fromkeys(
-        ("create", "add", "set", "update", "insert", "put", "post", "make", "modify", "change", "replace", "rename")
-        + ("move", "copy", "upload", "submit", "book", "order", "buy", "pay", "transfer", "register", "assign", "merge")
-        + ("commit", "push", "deploy", "upsert", "record", "log", "attach", "invite", "enable", "disable", "toggle")
-        + ("approve", "reject", "close", "reopen", "archive", "mark", "apply", "install", "import"),
+        words(
+            """
+            create add set update insert put post make modify change replace rename move copy upload submit book order
+            buy pay transfer register assign merge commit push deploy upsert record log attach invite enable disable
+            toggle approve reject close reopen archive mark apply install import
+            """
+        ),
         Effect.CREATE,
     ),
     **dict.fromkeys(
-        ("delete", "remove", "cancel", "drop", "clear", "erase", "purge", "destroy", "uninstall", "revoke", "trash")
-        + ("unsubscribe", "wipe", "kill", "terminate", "reset"),
+        words(
+            """
+            delete remove cancel drop clear erase purge destroy uninstall revoke trash unsubscribe wipe kill terminate
+            reset
+            """
+        ),
         Effect.DELETE,
     ),
 }
-NOUNS_TOO = frozenset(
-    ("set", "post", "record", "log", "order", "book", "schedule", "patch", "store", "save", "make", "mark", "transfer")
-    + ("change", "update", "copy", "move", "trash", "reset", "import", "merge", "commit", "push", "close", "clear")
-    + ("drop", "reply", "forward", "invite", "apply", "can", "is", "has", "look", "view", "query", "status", "help")
-    + ("count", "check", "scan", "list", "load", "show", "preview", "tweet", "upload", "download", "kill", "monitor")
+NOUNS_TOO = words(
+    """
+    set post record log order book schedule patch store save make mark transfer change update copy move trash
+    reset import merge commit push close clear drop reply forward invite apply can is has look view query
+    status help count check scan list load show preview tweet upload download kill monitor
+    """
 )
 
 # ---------------------------------------------------------------------------------------------------- parameters
 
-RECIPIENTS = frozenset(
-    ("to", "recipient", "recipients", "channel", "channelid", "chatid", "touser", "userid", "phone", "phonenumber")
-    + ("email", "emailaddress", "receiver", "threadid", "conversationid", "toaddress", "tonumber")
+RECIPIENTS = words(
+    """
+    to recipient recipients channel channelid chatid touser userid phone phonenumber email emailaddress
+    receiver threadid conversationid toaddress tonumber
+    """
 )
-MESSAGES = frozenset(("body", "message", "text", "content", "messagebody", "messagetext", "html"))
-TIMES = frozenset(
-    ("date", "datetime", "start", "starttime", "startdate", "due", "duedate", "time", "when", "remindat", "at")
-    + ("scheduledat", "scheduledtime", "startat", "startdatetime", "deadline", "end", "endtime", "cron")
+MESSAGES = words(
+    """
+    body message text content messagebody messagetext html
+    """
 )
-SUBJECTS = frozenset(("title", "summary", "subject", "message", "text"))
-PATHS = frozenset(
-    ("path", "filepath", "filename", "file", "absolutepath", "targetfile", "targetpath", "relativepath", "notebookpath")
-    + ("relativeworkspacepath",)
+TIMES = words(
+    """
+    date datetime start starttime startdate due duedate time when remindat at scheduledat scheduledtime
+    startat startdatetime deadline end endtime cron
+    """
 )
-BODIES = frozenset(
-    ("content", "contents", "body", "text", "newstring", "newstr", "newtext", "filetext", "filecontent", "codeedit")
-    + ("patch", "diff", "data", "newsource", "edits", "replace", "replacement", "insertedtext", "code")
+SUBJECTS = words(
+    """
+    title summary subject message text
+    """
 )
-BEFORES = frozenset(("oldstring", "oldstr", "oldtext", "search", "find", "original", "oldsource", "oldcontent"))
-COMMANDS = frozenset(("command", "cmd", "shellcommand", "commandline"))
-FOLDERS = frozenset(("workdir", "cwd", "workingdirectory", "workingdir", "directory"))
+PATHS = words(
+    """
+    path filepath filename file absolutepath targetfile targetpath relativepath notebookpath
+    relativeworkspacepath
+    """
+)
+BODIES = words(
+    """
+    content contents body text newstring newstr newtext filetext filecontent codeedit patch diff data
+    newsource edits replace replacement insertedtext code
+    """
+)
+BEFORES = words(
+    """
+    oldstring oldstr oldtext search find original oldsource oldcontent
+    """
+)
+COMMANDS = words(
+    """
+    command cmd shellcommand commandline
+    """
+)
+FOLDERS = words(
+    """
+    workdir cwd workingdirectory workingdir directory
+    """
+)
 
 
 def loose(name: str) -> str:

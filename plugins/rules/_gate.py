@@ -68,7 +68,9 @@ def asked(request: RequestEvent) -> str:
 
 
 def asks_for(text: str, words: Seq[str]) -> bool:
-    """Whether one of `words` stands literally in a user's text, as a whole and in a sentence without a negation."""
+    """Whether one of `words`, commands or paths, stands literally in a user's text: as a whole, in a sentence without a
+    negation. One plain word (`reboot`) asks only as the whole message or in quotes: it may be any word of a sentence.
+    """
     return any(not NEGATIONS.search(before) for word in words for before in _before(text, " ".join(word.split())))
 
 
@@ -77,4 +79,6 @@ def _before(text: str, word: str) -> Iterator[str]:
     if not word:
         return
     for found in re.finditer(rf"(?<![\w/~.\-]){re.escape(word)}(?=$|[\s`'\"),;:!?]|\.(?:\s|$))", text, re.IGNORECASE):
-        yield SENTENCE_END.split(text[: found.start()])[-1]
+        around = text[: found.start()][-1:] + text[found.end() :][:1]
+        if not word.isalpha() or around in ("", "``", "''", '""'):
+            yield SENTENCE_END.split(text[: found.start()])[-1]

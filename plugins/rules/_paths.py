@@ -9,23 +9,35 @@ import re
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from tandem.plugins.rules._words import words
+
 SOMEWHERE = "/\0/\0/\0/\0/\0/project"
 """Stands for a project's folder that nobody named."""
 SOME_HOME = "/\0home"
 """Stands for a home folder that nobody named."""
 
-TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm", "/private/tmp", "/var/folders", "/private/var/folders")
-SYSTEM = (
-    ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr", "/var")
-    + ("/System", "/Library", "/Applications", "/private/etc", "/private/var", "c:/windows", "c:/program files")
+TEMPORARY = words(
+    """
+    /tmp /var/tmp /dev/shm /private/tmp /var/folders /private/var/folders
+    """
 )
-HARMLESS = frozenset(
-    ("/dev/null", "/dev/zero", "/dev/full", "/dev/tty", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/ptmx")
+SYSTEM = words(
+    """
+    /bin /boot /dev /etc /lib /lib32 /lib64 /proc /run /sbin /sys /usr /var
+    /System /Library /Applications /private/etc /private/var c:/windows
+    """
 )
-SECRETS = (
-    (".ssh", ".aws", ".gnupg", ".azure", ".kube", ".config/gh", ".config/gcloud", ".docker/config.json", ".netrc")
-    + (".pgpass", ".my.cnf", ".npmrc", ".pypirc", ".git-credentials", ".config/git/credentials", ".cargo/credentials")
-    + (".cargo/credentials.toml", ".password-store", ".local/share/keyrings", ".mozilla", ".config/google-chrome")
+HARMLESS = words(
+    """
+    /dev/null /dev/zero /dev/full /dev/tty /dev/stdin /dev/stdout /dev/stderr /dev/ptmx
+    """
+)
+SECRETS = words(
+    """
+    .ssh .aws .gnupg .azure .kube .config/gh .config/gcloud .docker/config.json .netrc .pgpass .my.cnf .npmrc
+    .pypirc .git-credentials .config/git/credentials .cargo/credentials .cargo/credentials.toml
+    .password-store .local/share/keyrings .mozilla .config/google-chrome
+    """
 )
 """Below the home folder: what holds credentials."""
 EVERYTHING = frozenset(("*", ".*", "**", "{*,.*}", "{.*,*}", ".[!.]*", ".[^.]*", "*.*", ""))

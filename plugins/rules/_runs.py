@@ -7,9 +7,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence as Seq
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import PurePosixPath
 
-from tandem.plugins.rules._shell import ASSIGNMENT, Command, Pipeline, Redirect, Word, parse
+from tandem.plugins.rules._shell import ASSIGNMENT, Command, Pipeline, Redirect, Script, Word, parse
+from tandem.plugins.rules._words import words
 
 DEEPEST = 6
 """`bash -c` within `bash -c` is followed so far."""
@@ -34,9 +36,11 @@ STARTERS: dict[str, tuple[str, int]] = {
 }
 """Program that runs another -> its one-letter options that take a value, and how many words stand before the other's
 name."""
-LONG_WITH_VALUE = frozenset(
-    ("--user", "--group", "--signal", "--kill-after", "--adjustment", "--max-args", "--max-procs", "--arg-file")
-    + ("--unset", "--chdir", "--prompt", "--host", "--replace", "--delimiter", "--class", "--classdata")
+LONG_WITH_VALUE = words(
+    """
+    --user --group --signal --kill-after --adjustment --max-args --max-procs --arg-file --unset --chdir
+    --prompt --host --replace --delimiter --class --classdata
+    """
 )
 SHELLS = frozenset(("sh", "bash", "zsh", "dash", "ksh", "ash", "fish"))
 PRINTERS = frozenset(("echo", "printf"))
@@ -51,7 +55,7 @@ class Run:
     words: tuple[Word, ...]
     redirects: tuple[Redirect, ...] = ()
     folder: str | None = ""
-    """Where it runs: a path, empty for where the shell starts, beginning with `~` in the home folder; None = unknown."""
+    """Where it runs: a path, empty for where the shell starts, with `~` in front in the home folder; None = unknown."""
     before: tuple[Run, ...] = ()
     """What writes into it through pipes, first to last."""
     listed: bool = False
@@ -93,7 +97,11 @@ class Run:
 
 def runs(text: str, folder: str | None = "", depth: int = 0) -> Iterator[Run]:
     """Every program that the text runs, in its order, what only starts another left out."""
-    script = parse(text)
+    return runs_of(parse(text), folder, depth)
+
+
+def runs_of(script: Script, folder: str | None = "", depth: int = 0) -> Iterator[Run]:
+    """The same for a text that is parsed already."""
     folders: dict[tuple[int, ...], str | None] = {(): folder}
     for pipeline in script.pipelines:
         here = _folder_of(pipeline.scope, folders)
@@ -117,15 +125,6 @@ def _printed(before: Seq[Run]) -> str | None:
     if last.name not in PRINTERS or not all(word.known for word in last.words):
         return None
     return " ".join(word.text for word in last.words if not re.fullmatch(r"-[neE]+", word.text))
-
-
-def defined(text: str) -> frozenset[str]:
-    """The names of functions that the text defines."""
-    return frozenset(parse(text).functions)
-
-
-def pipelines(text: str) -> list[Pipeline]:
-    return parse(text).pipelines
 
 
 def _plain(command: Command, folder: str | None) -> Run:
@@ -249,9 +248,9 @@ def _shell(run: Run, depth: int) -> Iterator[Run]:
         yield from _text(run.stdin, run, depth)
 
 
-def _value(words: Seq[Word], letter: str) -> str | None:
+def _value(given: Seq[Word], letter: str) -> str | None:
     """The word behind the option with this letter, alone or at the end of a cluster."""
-    for word, following in zip(words, words[1:], strict=False):
+    for word, following in pairwise(given):
         if re.fullmatch(rf"-[a-zA-Z]*{letter}[a-zA-Z]*|--command", word.text):
             return following.text if following.known else None
     return None

@@ -31,7 +31,7 @@ def misfits(tool: Tool, arguments: Mapping[str, Any]) -> list[ValidationError]:
     kind = _checker(validator_for(schema, default=Draft202012Validator))
     try:
         kind.check_schema(schema)
-        return list(kind(schema, registry=Registry()).iter_errors(dict(arguments)))  # type: ignore[call-arg]
+        return list(kind(schema, registry=Registry()).iter_errors(dict(arguments)))
     except (SchemaError, Unresolvable, re.error, RecursionError):
         return []
 
@@ -142,7 +142,8 @@ def sentences(tool: Tool, found: Seq[ValidationError], most: int = 6) -> str:
 
 def _clauses(tool: Tool, misfit: ValidationError) -> Iterator[str]:
     place = _name(misfit)
-    value, rule = misfit.validator_value, misfit.validator
+    value: Any = misfit.validator_value
+    rule = misfit.validator
     here = f"`{place}`" if place else "the arguments object"
     if rule == "required" and isinstance(misfit.instance, Mapping):
         for name in value:
@@ -161,7 +162,9 @@ def _clauses(tool: Tool, misfit: ValidationError) -> Iterator[str]:
         kinds = [kind for kind in kinds if not (kind == "integer" and "number" in kinds)]
         given = json_type(misfit.instance)
         wanted = " or ".join(kinds)
-        yield f"{here} must be of type {wanted}, not {given}" if given not in kinds else f"{here} fits none of its forms"
+        yield (
+            f"{here} must be of type {wanted}, not {given}" if given not in kinds else f"{here} fits none of its forms"
+        )
     else:
         yield f"{here} breaks `{rule}: {_shown(value)}`"
 

@@ -56,9 +56,7 @@ def check(event: ToolCallEvent, task: Task, sup: Supervision) -> Action | None:
         return None
     effects = _effects(sup.request, sup)
     changing = [call for call in event.calls if effects.get(call.name) is not None]
-    if len(changing) < 2 or call_key(event.name, event.written) != call_key(
-        changing[1].name, changing[1].arguments
-    ):
+    if len(changing) < 2 or call_key(event.name, event.written) != call_key(changing[1].name, changing[1].arguments):
         return None
     sup.memo["decided"] = event.calls
     if event.final:

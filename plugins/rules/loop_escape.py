@@ -1,7 +1,7 @@
 """SP4: a turn that repeats a call is decoded by drawing instead of greedily, with a note, until it has left the loop.
 
-The state is the one that `same_call` reads, or the weaker one of nearly identical calls (`_streak.near_run`). It is read
-off each request anew; the session only remembers that the last one was in it.
+The state is the one that `same_call` reads, or the weaker one of nearly identical calls (`_streak.near_run`). It is
+read off each request anew; the session only remembers that the last one was in it.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ and the model has read that the call will bring nothing new.
 """
 
 PARAMS = {
-    "repeats": option(
-        "integer", "One call fewer than this many in a row, with one result, is a repeat.", 3, minimum=2
-    ),
+    "repeats": option("integer", "One call fewer than this many in a row, with one result, is a repeat.", 3, minimum=2),
     "near": option("integer", "This many nearly identical calls with one result are a repeat too.", 3, minimum=2),
-    "alike": option("number", "How similar nearly identical arguments are at least.", 0.8, exclusiveMinimum=0, maximum=1),
+    "alike": option(
+        "number", "How similar nearly identical arguments are at least.", 0.8, exclusiveMinimum=0, maximum=1
+    ),
     "wait_s": option(
         "number",
         "A call whose result took this many seconds or longer was a wait; it ends the run.",

@@ -69,7 +69,7 @@ PARAMS = {
         "What the model reads when the arguments are no JSON object.",
         "The arguments of `{name}` are no JSON object, so nothing was run. Write the call again with one object, `{}` "
         "when there are none: each parameter's name in double quotes, texts in double quotes with `\\n` for a line "
-        "break and `\\\"` for a quote. " + AGAIN,
+        'break and `\\"` for a quote. ' + AGAIN,
         "name",
     ),
     "schema": text_option(
@@ -81,8 +81,8 @@ PARAMS = {
     ),
     "give_up": text_option(
         "What the client reads when the model can't be asked again.",
-        "[Tandem stopped here: the model wrote a tool call that could not be run. Nothing was run. Asking again, or for "
-        "a smaller step, may help.]",
+        "[Tandem stopped here: the model wrote a tool call that could not be run. Nothing was run. Asking again, or "
+        "for a smaller step, may help.]",
         "name",
     ),
     "cut": text_option(

@@ -49,17 +49,17 @@ PARAMS = {
     ),
     "text": text_option(
         "What the model reads instead of the call's result.",
-        "This call was not run. {name} with exactly these arguments was already called {count} times in a row, and every "
-        "result was the same; another call will return it again. The result is in the conversation above: use it. If it "
-        "does not help, change something: other arguments, another tool, or a smaller step. If nothing is left to try, "
-        "write your answer now and say what is missing.",
+        "This call was not run. {name} with exactly these arguments was already called {count} times in a row, and "
+        "every result was the same; another call will return it again. The result is in the conversation above: use "
+        "it. If it does not help, change something: other arguments, another tool, or a smaller step. If nothing is "
+        "left to try, write your answer now and say what is missing.",
         "name",
         "count",
     ),
     "give_up": text_option(
         "What the client reads when the model can't be asked again.",
-        "[Tandem stopped here: {name} was about to be called once more with the same arguments, after {count} identical "
-        "results in a row. The call was not run. A hint or a smaller step may help.]",
+        "[Tandem stopped here: {name} was about to be called once more with the same arguments, after {count} "
+        "identical results in a row. The call was not run. A hint or a smaller step may help.]",
         "name",
         "count",
     ),

@@ -155,9 +155,7 @@ def _file(tool: Tool, path: str, project: Project) -> Iterator[Danger]:
 def _statements(tool: Tool) -> list[str]:
     """The parameters of a tool for SQL that hold statements."""
     about = DATABASES.search(f"{tool.name} {tool.description}") is not None
-    return [
-        name for name in tool.properties if loose(name).startswith("sql") or (about and loose(name) in STATEMENTS)
-    ]
+    return [name for name in tool.properties if loose(name).startswith("sql") or (about and loose(name) in STATEMENTS)]
 
 
 def _project(task: Task, sup: Supervision) -> Project:

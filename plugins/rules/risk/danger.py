@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tandem.plugins.rules._paths import Project, of_system, temporary, whole_folder
-from tandem.plugins.rules._runs import SHELLS, Run, defined, path_of, pipelines, runs
-from tandem.plugins.rules._shell import Pipeline, Word
+from tandem.plugins.rules._runs import SHELLS, Run, path_of, runs_of
+from tandem.plugins.rules._shell import Pipeline, Script, Word, parse
+from tandem.plugins.rules._words import words
+from tandem.plugins.rules._writes import DELETERS, written_words
 from tandem.plugins.rules.risk.sql import destroys as sql_destroys
 
 
@@ -46,11 +48,12 @@ INTERPRETERS = SHELLS | {"python", "python3", "perl", "ruby", "node", "php", "so
 
 def dangers(command: str, project: Project, folder: str = "") -> list[Danger]:
     """What is dangerous in a shell command that runs in `folder`."""
-    found = list(_fork_bomb(command))
-    for run in runs(command, folder):
-        for test in (_writes, TESTS.get(run.name), _by_prefix):
+    script = parse(command)
+    found = list(_fork_bomb(script))
+    for run in runs_of(script, folder):
+        for test in (_writes, TESTS.get(run.name), _made_anew, _service):
             found += test(run, project) if test else ()
-    return found
+    return [Danger(one.reason, (*one.asks, command)) for one in found]
 
 
 def path_danger(place: str, project: Project) -> str | None:
@@ -69,48 +72,11 @@ def path_danger(place: str, project: Project) -> str | None:
 
 def _writes(run: Run, project: Project) -> Iterator[Danger]:
     """Redirections, and programs that write to a file that they are given."""
-    words = [redirect.target for redirect in run.redirects if redirect.writes]
-    words += WRITERS[run.name](run) if run.name in WRITERS else []
-    for word in words:
+    for word in written_words(run):
         path = path_of(word, run.folder)
         reason = path_danger(project.at(path), project) if path is not None else None
         if reason:
-            yield Danger(reason, _asks(run, word.text))
-
-
-def _last(run: Run) -> list[Word]:
-    target = [Word(value) for value in _values(run, "t", "--target-directory")]
-    return target or run.operands[1:][-1:]
-
-
-WRITERS: dict[str, Callable[[Run], list[Word]]] = {
-    "tee": lambda run: run.operands,
-    "touch": lambda run: run.operands,
-    "mkdir": lambda run: run.operands,
-    "truncate": lambda run: run.operands,
-    "cp": _last,
-    "mv": lambda run: [*_last(run), *run.operands[:-1]],
-    "install": _last,
-    "ln": _last,
-    "rsync": _last,
-    "dd": lambda run: [Word(word.text[3:], word.known) for word in run.words if word.text.startswith("of=")],
-    "sed": lambda run: run.operands[0 if run.has("e", "--expression") else 1 :] if run.has("i", "--in-place") else [],
-    "shred": lambda run: run.operands,
-    "curl": lambda run: [Word(value) for value in _values(run, "o", "--output")],
-    "wget": lambda run: [Word(value) for value in _values(run, "O", "--output-document")],
-}
-"""Program -> the words that name the files it writes."""
-
-
-def _values(run: Run, letter: str, long: str) -> list[str]:
-    """The values of an option, in all ways to write it."""
-    found, texts = [], [word.text for word in run.words]
-    for text, following in zip(texts, [*texts[1:], ""], strict=True):
-        if text.startswith(long + "="):
-            found.append(text.partition("=")[2])
-        elif text == long or re.fullmatch(rf"-[a-zA-Z]*{letter}", text):
-            found.append(following)
-    return [value for value in found if value]
+            yield Danger(reason, _asks(run))
 
 
 def _remove(run: Run, project: Project) -> Iterator[Danger]:
@@ -118,7 +84,7 @@ def _remove(run: Run, project: Project) -> Iterator[Danger]:
     for word in run.operands:
         reason = _delete(word, run.folder, project, recursive)
         if reason:
-            yield Danger(reason, _asks(run, word.text))
+            yield Danger(reason, _asks(run))
     if run.listed and run.before and run.before[-1].name == "find":
         yield from _find_starts(run.before[-1], project)
 
@@ -141,17 +107,19 @@ def _delete(word: Word, folder: str | None, project: Project, recursive: bool) -
     return "delete_system" if of_system(place) else "delete_outside" if project.outside(place) else None
 
 
-NARROWING = frozenset(
-    ("-name", "-iname", "-path", "-ipath", "-regex", "-iregex", "-mtime", "-mmin", "-newer", "-size", "-empty", "-user")
-    + ("-atime", "-ctime", "-maxdepth", "-perm", "-links", "-inum", "-cmin", "-amin")
+NARROWING = words(
+    """
+    -name -iname -path -ipath -regex -iregex -mtime -mmin -newer -size -empty -user -atime -ctime -maxdepth
+    -perm -links -inum -cmin -amin
+    """
 )
 
 
 def _find(run: Run, project: Project) -> Iterator[Danger]:
     """`find ... -delete`, and `find ... -exec rm`."""
     texts = [word.text for word in run.words]
-    executed = [program for action, program in zip(texts, texts[1:], strict=False) if action.startswith("-exec")]
-    if "-delete" in texts or {"rm", "shred", "unlink"} & set(executed):
+    executed = [program for action, program in pairwise(texts) if action.startswith("-exec")]
+    if "-delete" in texts or DELETERS & set(executed):
         yield from _find_starts(run, project)
 
 
@@ -195,13 +163,12 @@ def _git(run: Run, project: Project) -> Iterator[Danger]:
         return
     name, sub = words[0].text, Run("git", tuple(words[1:]))
     operands = [word.text for word in sub.operands]
-    asks = _asks(run, "")
+    asks = _asks(run)
     match name:
         case "push":
             forced = sub.has("f", "--force", "--mirror", "--delete") or sub.has("d")
             if forced or any(text.startswith(("+", ":")) and len(text) > 1 for text in operands[1:]):
-                words_said = "git push --force", "git push -f", "force push", "force-push"
-                yield Danger("git_force", (*asks, *(words_said if sub.has("f", "--force") else ())))
+                yield Danger("git_force", (*asks, *(FORCED if sub.has("f", "--force") else ())))
         case "reset" if sub.has("", "--hard"):
             yield Danger("git_discard", (*asks, "git reset --hard"))
         case "clean" if sub.has("f", "--force") and not sub.has("n", "--dry-run"):
@@ -216,6 +183,9 @@ def _git(run: Run, project: Project) -> Iterator[Danger]:
             yield Danger("git_discard", asks)
         case "filter-branch" | "filter-repo":
             yield Danger("git_force", (*asks, f"git {name}"))
+
+
+FORCED = ("git push --force", "git push -f", "force push", "force-push")
 
 
 def _whole(operands: Seq[str]) -> bool:
@@ -233,7 +203,7 @@ def _interpreter(run: Run, project: Project) -> Iterator[Danger]:
     inner = any(_fetches(pipeline) for word in run.words for pipeline in word.inner)
     takes_file = bool(run.operands) and run.operands[0].text == "/dev/fd/63"
     if (from_pipe and reads_pipe and not takes_code) or (inner and (takes_code or takes_file)):
-        yield Danger("piped_download", _asks(run, *(one.text for one in run.before)))
+        yield Danger("piped_download", (" | ".join(one.text for one in (*run.before, run)),))
 
 
 def _fetches(pipeline: Pipeline) -> bool:
@@ -267,48 +237,45 @@ def _down(run: Run, project: Project) -> Iterator[Danger]:
     going |= run.name in ("init", "telinit") and texts[:1] in (["0"], ["6"])
     verbs = {"poweroff", "reboot", "halt", "kexec", "rescue", "emergency", "soft-reboot"}
     if going or (run.name == "systemctl" and verbs & set(texts)):
-        yield Danger("shutdown", _asks(run, run.name))
+        yield Danger("shutdown", _asks(run))
 
 
-def _by_prefix(run: Run, project: Project) -> Iterator[Danger]:
-    """File systems that are made anew, and services' commands that delete."""
-    made = run.name.partition(".")[0] in ("mkfs", "mke2fs", "mkswap", "wipefs", "blkdiscard", "sgdisk", "newfs")
-    if made and not run.has("", "--help", "--version", "--no-act"):
+def _made_anew(run: Run, project: Project) -> Iterator[Danger]:
+    """File systems and partition tables: `mkfs.ext4`, `wipefs`, ..."""
+    if run.name.partition(".")[0] in MAKERS and not run.has("", "--help", "--version", "--no-act"):
         yield Danger("device", _asks(run))
-    words = [run.name, *(word.text for word in run.operands)]
-    for pattern in SERVICES:
-        *verbs, flag = pattern if pattern[-1].startswith("-") else (*pattern, "")
-        flagged = not flag or run.has(flag[1:] if len(flag) == 2 else "", flag)
-        if words[: len(verbs)] == verbs and flagged:
-            yield Danger("service", _asks(run, " ".join(verbs) if len(verbs) > 1 else ""))
 
 
-SERVICES: Seq[tuple[str, ...]] = (
-    ("terraform", "destroy"),
-    ("tofu", "destroy"),
-    ("pulumi", "destroy"),
-    ("kubectl", "delete", "namespace"),
-    ("kubectl", "delete", "ns"),
-    ("kubectl", "delete", "--all"),
-    ("helm", "uninstall"),
-    ("docker", "volume", "rm"),
-    ("docker", "volume", "prune"),
-    ("docker", "system", "prune", "--volumes"),
-    ("gh", "repo", "delete"),
-    ("npm", "unpublish"),
-    ("aws", "s3", "rb"),
-    ("aws", "s3", "rm", "--recursive"),
-    ("gsutil", "rm", "-r"),
-    ("gcloud", "projects", "delete"),
-    ("dropdb",),
-    ("redis-cli", "flushall"),
-    ("redis-cli", "FLUSHALL"),
-    ("redis-cli", "flushdb"),
-    ("redis-cli", "FLUSHDB"),
-    ("crontab", "-r"),
-    ("userdel", "-r"),
-)
-"""The first words of a command, and at the end an option that it must have."""
+MAKERS = frozenset(("mkfs", "mke2fs", "mkswap", "wipefs", "blkdiscard", "sgdisk", "newfs"))
+
+
+def _service(run: Run, project: Project) -> Iterator[Danger]:
+    """Services' commands that delete."""
+    words = [word.text.lower() for word in run.operands] if run.name in SERVICES else []
+    for verbs, option in SERVICES.get(run.name, ()):
+        wanted = verbs.split()
+        if words[: len(wanted)] == wanted and (not option or run.has(option[1:] if len(option) == 2 else "", option)):
+            yield Danger("service", _asks(run, f"{run.name} {verbs}".strip()))
+
+
+SERVICES: Mapping[str, Seq[tuple[str, str]]] = {
+    "terraform": [("destroy", "")],
+    "tofu": [("destroy", "")],
+    "pulumi": [("destroy", "")],
+    "kubectl": [("delete namespace", ""), ("delete ns", ""), ("delete", "--all")],
+    "helm": [("uninstall", "")],
+    "docker": [("volume rm", ""), ("volume prune", ""), ("system prune", "--volumes")],
+    "gh": [("repo delete", "")],
+    "npm": [("unpublish", "")],
+    "aws": [("s3 rb", ""), ("s3 rm", "--recursive")],
+    "gsutil": [("rm", "-r")],
+    "gcloud": [("projects delete", "")],
+    "redis-cli": [("flushall", ""), ("flushdb", "")],
+    "dropdb": [("", "")],
+    "crontab": [("", "-r")],
+    "userdel": [("", "-r")],
+}
+"""Program -> its first words in lower case, and an option that must be there besides."""
 
 
 def _database(run: Run, project: Project) -> Iterator[Danger]:
@@ -323,31 +290,29 @@ def _database(run: Run, project: Project) -> Iterator[Danger]:
         yield Danger("sql_drop", _asks(run))
 
 
-def _fork_bomb(command: str) -> Iterator[Danger]:
+def _fork_bomb(script: Script) -> Iterator[Danger]:
     """A function that pipes itself into itself: `f() { f | f & }; f`."""
-    for name in defined(command):
-        for pipeline in pipelines(command):
-            own = [one for one in pipeline.commands if one.words and one.words[0].text == name]
-            if len(own) > 1:
-                yield Danger("fork_bomb", (command,))
-                return
+    for pipeline in script.pipelines if script.functions else ():
+        names = [one.words[0].text for one in pipeline.commands if one.words]
+        if any(names.count(name) > 1 for name in script.functions):
+            yield Danger("fork_bomb", ())
+            return
 
 
 def _asks(run: Run, *more: str) -> tuple[str, ...]:
-    """What a user would write to ask for a run: the command as it stands."""
-    words = [text for text in more if " " in text or text in ("reboot", "shutdown", "poweroff")]
-    return (run.text, *words)
+    """What a user would write to ask for a run: the command as it stands, and shorter ways to say it."""
+    return run.text, *(text for text in more if " " in text)
 
 
 Test = Callable[[Run, Project], Iterator[Danger]]
 
 TESTS: dict[str, Test] = {
-    **dict.fromkeys(("rm", "unlink", "shred", "rmdir", "srm"), _remove),
+    **dict.fromkeys(DELETERS, _remove),
     **dict.fromkeys(("chmod", "chown", "chgrp"), _permissions),
     **dict.fromkeys(INTERPRETERS, _interpreter),
     **dict.fromkeys(("pkill", "killall5"), _killall),
     **dict.fromkeys(("shutdown", "reboot", "halt", "poweroff", "init", "telinit", "systemctl"), _down),
-    **dict.fromkeys(("psql", "mysql", "mariadb", "sqlite3", "duckdb", "sqlcmd", "mysqladmin", "clickhouse-client"), _database),
+    **dict.fromkeys(("psql", "mysql", "mariadb", "sqlite3", "duckdb", "sqlcmd", "mysqladmin"), _database),
     "find": _find,
     "git": _git,
     "kill": _kill,
