@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 DEEPEST = 8
 """Groups and substitutions nested deeper than this are not read."""
+LONGEST = 10_000
+"""Characters: a word that variables would make longer is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +337,7 @@ class _Reader:
             made.text += "~"
         elif name == "PWD" and "PWD" not in self.variables:
             made.text += "."
-        elif value := self.variables.get(name):
+        elif (value := self.variables.get(name)) and len(made.text) + len(value.text) <= LONGEST:
             made.home = made.home or (value.home and made.begins)
             made.text += value.text
             made.known, made.glob = made.known and value.known, made.glob or value.glob
