@@ -53,6 +53,15 @@ def call_key(name: str | None, written: str) -> tuple[str, str]:
     return name or "", canonical(value) if isinstance(value, dict) else written
 
 
+def place_of(event: ToolCallEvent) -> int:
+    """The place of the event's call among the answer's readable calls; 0 when it is not there. `index` counts the
+    blocks that could not be read too, so it is only the place where there are none."""
+    key, keys = call_key(event.name, event.written), [call_key(call.name, call.arguments) for call in event.calls]
+    if event.index < len(keys) and keys[event.index] == key:
+        return event.index
+    return keys.index(key) if key in keys else 0
+
+
 # ------------------------------------------------------------------------------------------------ what is asked for
 
 

@@ -19,6 +19,8 @@ from tandem.core.plugin.tools import allowed_types, fitted, json_type
 
 UNCERTAIN = ("pattern", "patternProperties", "format", "contentEncoding", "contentMediaType", "contentSchema")
 """Keywords that two validators may read differently: a client's regular expressions are JavaScript's."""
+MOST_CURES = 12
+"""A call with more misfits than this is written again."""
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 
@@ -52,12 +54,14 @@ def repaired(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
     that says nothing (null, or an empty text, list or object). An undeclared parameter with a value is not: without
     it the call would do something else than the model meant.
     """
-    found = misfits(tool, arguments)
     cured: Any = copy.deepcopy(dict(arguments))
-    for misfit in found:
-        if not _cure(misfit, cured, tool.parameters):
+    for _ in range(MOST_CURES):
+        found = misfits(tool, cured)
+        if not found:
+            return cured if cured != arguments else None
+        if not _cure(found[0], cured, tool.parameters):  # the next round sees what it left: one value can misfit twice
             return None
-    return cured if found and not misfits(tool, cured) else None
+    return None
 
 
 def _cure(misfit: ValidationError, document: Any, root: Mapping[str, Any]) -> bool:

@@ -150,8 +150,10 @@ class _Reader:
 
     def _group(self) -> None:
         """Behind a `(`: a subshell, or the `()` of a function that is being defined."""
-        if len(self.open.words) == 1 and (closing := EMPTY_PARENTHESES.match(self.text, self.at)):
-            self.script.functions.add(self.open.words[0].text)
+        words = [word.text for word in self.open.words]
+        named = words and all(word in IN_FRONT or word == "function" for word in words[:-1])
+        if named and (closing := EMPTY_PARENTHESES.match(self.text, self.at)):
+            self.script.functions.add(words[-1])
             self.open, self.at = _Open(), closing.end()
             return
         fed_by = tuple(self.commands)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tandem.core.plugin import Action, RequestEvent, Rule, SafePoint, Supervision, Task, ToolCallEvent, hookimpl
 from tandem.plugins.rules._effects import Effect, effect
-from tandem.plugins.rules._gate import call_key, fill, text_option
+from tandem.plugins.rules._gate import fill, place_of, text_option
 
 TANDEM_API = ">=0.2,<0.3"
 
@@ -52,13 +52,16 @@ PARAMS = {
 
 
 def check(event: ToolCallEvent, task: Task, sup: Supervision) -> Action | None:
-    if event.problem or event.tool is None or sup.memo.get("decided") == event.calls:
+    """At SP3: decides at the second call that changes something, so once for an answer."""
+    if event.problem or event.tool is None:
         return None
     effects = _effects(sup.request, sup)
     changing = [call for call in event.calls if effects.get(call.name) is not None]
-    if len(changing) < 2 or call_key(event.name, event.written) != call_key(changing[1].name, changing[1].arguments):
+    if len(changing) < 2 or effects.get(event.tool.name) is None:
         return None
-    sup.memo["decided"] = event.calls
+    before = event.calls[: place_of(event)]
+    if sum(effects.get(call.name) is not None for call in before) != 1:
+        return None
     if event.final:
         return Action.passed(f"ended(mutations={len(changing)})")
     names = ", ".join(dict.fromkeys(call.name for call in changing))

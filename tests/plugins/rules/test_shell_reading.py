@@ -161,56 +161,11 @@ def test_quoted_words_are_data_whatever_they_hold(words):
     assert commands(shlex.join(words)) == [words]
 
 
-SHELLISH = st.lists(
-    st.sampled_from(
-        [
-            "a",
-            "rm",
-            " ",
-            " ",
-            "\n",
-            ";",
-            "|",
-            "&",
-            "&&",
-            "(",
-            ")",
-            "$(",
-            "`",
-            "{",
-            "}",
-            "'",
-            '"',
-            "\\",
-            "$",
-            "${",
-            "x=",
-            "<",
-            ">",
-        ]
-        + [
-            "<<",
-            "E",
-            "<(",
-            "$((",
-            "))",
-            "#",
-            "~",
-            "*",
-            "if",
-            "then",
-            "fi",
-            "for",
-            "case",
-            "bash -c",
-            "eval",
-            "xargs",
-            "sudo",
-        ]
-        + ["find . -exec", "2>", "<<<", "é", "\t"]
-    ),
-    max_size=40,
-).map("".join)
+PIECES = """
+rm a ; | & && ( ) $( ` { } ' " \\ $ ${ x= < > << E <( $(( )) # ~ * if then fi for case bash -c eval xargs sudo find
+-exec 2> <<< é
+"""
+SHELLISH = st.lists(st.sampled_from([*PIECES.split(), " ", " ", "\n", "\t"]), max_size=40).map("".join)
 
 
 @given(SHELLISH)
