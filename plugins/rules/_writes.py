@@ -23,19 +23,18 @@ def written_words(run: Run, deleted: bool = False) -> list[Word]:
 
 def _last(run: Run) -> list[Word]:
     """Where a copying program puts things: the folder of `-t`, else its last operand."""
-    target = [Word(value) for value in _values(run, "t", "--target-directory")]
-    return target or run.operands[1:][-1:]
+    return _values(run, "t", "--target-directory") or run.operands[1:][-1:]
 
 
-def _values(run: Run, letter: str, long: str) -> list[str]:
+def _values(run: Run, letter: str, long: str) -> list[Word]:
     """The values of an option, in all ways to write it."""
-    found, texts = [], [word.text for word in run.words]
-    for text, following in zip(texts, [*texts[1:], ""], strict=True):
-        if text.startswith(long + "="):
-            found.append(text.partition("=")[2])
-        elif text == long or re.fullmatch(rf"-[a-zA-Z]*{letter}", text):
+    found = []
+    for word, following in zip(run.words, [*run.words[1:], None], strict=True):
+        if word.text.startswith(long + "="):
+            found.append(Word(word.text.partition("=")[2], word.known))
+        elif following is not None and (word.text == long or re.fullmatch(rf"-[a-zA-Z]*{letter}", word.text)):
             found.append(following)
-    return [value for value in found if value]
+    return found
 
 
 WRITERS: Mapping[str, Callable[[Run], list[Word]]] = {
@@ -51,7 +50,7 @@ WRITERS: Mapping[str, Callable[[Run], list[Word]]] = {
     "dd": lambda run: [Word(word.text[3:], word.known) for word in run.words if word.text.startswith("of=")],
     "sed": lambda run: run.operands[0 if run.has("e", "--expression") else 1 :] if run.has("i", "--in-place") else [],
     "shred": lambda run: run.operands,
-    "curl": lambda run: [Word(value) for value in _values(run, "o", "--output") if value != "-"],
-    "wget": lambda run: [Word(value) for value in _values(run, "O", "--output-document") if value != "-"],
+    "curl": lambda run: [word for word in _values(run, "o", "--output") if word.text != "-"],
+    "wget": lambda run: [word for word in _values(run, "O", "--output-document") if word.text != "-"],
 }
 """Program -> the words that name the files it writes."""

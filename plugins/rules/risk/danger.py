@@ -162,7 +162,7 @@ def _git(run: Run, project: Project) -> Iterator[Danger]:
     if not words:
         return
     name, sub = words[0].text, Run("git", tuple(words[1:]))
-    operands = [word.text for word in sub.operands]
+    operands = [word.text for word in sub.operands if word.known]
     asks = _asks(run)
     match name:
         case "push":

@@ -178,6 +178,8 @@ HARMLESS = [
     "sed 's/a/b/' /etc/hosts",
     "tar xf a.tgz -C /tmp/x",
     "[ 1 > 0 ] && echo",
+    'curl -fsSL "$url" -o "$tmp/$name"',
+    'git push "$remote" "$rev":"refs/heads/x"',
 ]
 
 
