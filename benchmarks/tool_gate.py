@@ -81,8 +81,11 @@ def costs() -> Iterator[tuple[str, float]]:
     event = written(offered, ("create_thing_0", json.dumps({"p0": "x" * 100_000})))
     yield "malformed_call: ten parameters, one of 100,000 characters", best(lambda: stand.check(event))
     rule = call_sequence.tandem_rules()[0]
-    yield "call_sequence: forty tools read anew", best(
-        lambda: Stand(rule, event=offered).check(written(offered, ("create_thing_0", {}), ("create_thing_1", {})))
+    yield (
+        "call_sequence: forty tools read anew",
+        best(
+            lambda: Stand(rule, event=offered).check(written(offered, ("create_thing_0", {}), ("create_thing_1", {})))
+        ),
     )
 
 

@@ -375,7 +375,7 @@ def test_odd_calls_pass():
         ("Working directory: /home/u/app\n  Workspace root folder: /\n", "/home/u/app", "/home/u"),
         ("  Working directory: /home/u/app/sub\n  Workspace root folder: /home/u/app\n", "/home/u/app", "/home/u"),
         ("Host: Linux\nUser home directory: /srv/me\nCurrent working directory: /srv/me/x/", "/srv/me/x", "/srv/me"),
-        ("- Primary working directory: `/root/p`\n", "/root/p", "/root"),
+        ("- Primary working directory: `/Users/me/p`\n", "/Users/me/p", "/Users/me"),
         ("<cwd>/w/x</cwd>", "/w/x", None),
         ("Working directory: C:\\Users\\u\\app\n", "c:/Users/u/app", None),
         ("Working directory: /\n", None, None),
