@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 DEEPEST = 8
 """Groups and substitutions nested deeper than this are not read."""
+MOST = 3_000
+"""Pipelines: what comes behind so many is not read."""
 LONGEST = 10_000
 """Characters: a word that variables would make longer is not known."""
 
@@ -120,7 +122,7 @@ class _Reader:
 
     def read(self, closer: str) -> None:
         """Read up to and with `closer`, or to the end of the text."""
-        while self.at < len(self.text):
+        while self.at < len(self.text) and len(self.script.pipelines) < MOST:
             if blanks := BLANKS.match(self.text, self.at):
                 self.at = blanks.end()
             elif self.text[self.at] == "#":
