@@ -77,6 +77,7 @@ class InfoRoutes:
             "totals": snapshot["totals"],
             "sampling": {"regenerate": service.regenerations.told()},
             "caches": snapshot["caches"],
+            "cache_events": snapshot["cache_events"],
             "memory": snapshot.get("memory", {}),
             "plugins": {
                 "states": dict(Counter(record["state"] for record in records)),

@@ -16,7 +16,7 @@ from tandem.core.conductor.desk import Answerer, Desk, Line
 from tandem.core.conductor.journal import Entry, Journal
 from tandem.core.conductor.roster import ON, RAW, SHADOW, Caps, Post, Roster, lowest
 from tandem.core.conductor.sessions import Sessions, SessionState
-from tandem.core.plugin import Action, ActionKind, RequestEvent, SafePoint, WrittenCall
+from tandem.core.plugin import Action, ActionKind, IdleEvent, RequestEvent, SafePoint, WrittenCall
 from tandem.core.plugin.rule import ALLOWED, Event
 
 log = logging.getLogger("tandem.conductor")
@@ -296,6 +296,13 @@ class Watch:
         act = Act(must[0].post, Action.give_up(parting, f"{must[0].action.reason}, {reason}"))
         self.done(act, SafePoint.SP3)
         return Verdict(give_up=act.action.text, by=act.post.task.name)
+
+    def idle(self, event: IdleEvent, push: Callable[[Action], str]) -> None:
+        """Ask at WATCH. `push` tells somebody outside, and says what became of it."""
+        for post, action in self._ask(SafePoint.WATCH, event):
+            if action.kind is ActionKind.NOTIFY and post.acts and action.text:
+                action = replace(action, detail={**action.detail, "push": push(action)})
+            self._seen(post, SafePoint.WATCH, action)
 
     def done(self, act: Act, point: SafePoint, event: Event | None = None, *, tokens: int = 0) -> None:
         """An act was done; `tokens` of it are hidden. Journaled, and counted by the caps."""

@@ -17,6 +17,7 @@ import torch
 from tandem.core.conductor import Conductor, Plan
 from tandem.core.engine.admission import Admission, Job, Lane
 from tandem.core.engine.caches import CacheStack
+from tandem.core.engine.care import IdleCare
 from tandem.core.engine.drafting import FixedCutting, GuardedChoosing
 from tandem.core.engine.drafts import Drafts, Opener
 from tandem.core.engine.generation import Generation
@@ -33,6 +34,8 @@ from tandem.core.plugin import Choosing, RequestEvent, SafePoint
 log = logging.getLogger("tandem.engine")
 T = TypeVar("T")
 
+IMAGE_ROWS = "image_rows"
+"""The name, among the caches, of what the model's vision tower keeps."""
 PAUSE_S = 0.05
 """How long the thread sleeps while nobody runs and nobody is allowed to start."""
 
@@ -61,6 +64,7 @@ class Engine:
         self._totals: dict[str, float] = {}
         self._waits = Waits()
         self.caches = CacheStack([], self._fail_cache)
+        self._care = IdleCare(self.caches)
         self.gate: MemoryGate | None = None
         """Asked before a request is opened; None until the engine has started, and without a model."""
         self._openers: list[Opener] = []
@@ -87,8 +91,11 @@ class Engine:
         if self.model is None:
             return
         with torch.inference_mode():
-            self.caches = CacheStack(self._platform.build("caches", self.model), self._fail_cache)
+            # The limits are made of what is held before any cache holds something.
             self.gate = MemoryGate.for_model(self.model, self._options, self.caches, self.max_len)
+            vision = self.model.vision
+            rows = [(IMAGE_ROWS, vision.store)] if vision is not None and vision.store is not None else []
+            self.caches.add(self._platform.build("caches", self.model), rows)
             self._admission.allowed = self._has_memory
             self._openers = self._platform.build("drafters", self.model)
             if not self._openers:
@@ -163,6 +170,7 @@ class Engine:
             self._thread.post(self.caches.close)
             self._thread.post(self._choosing.close)
             self._thread.close()
+        self.conductor.close()
         self._openers = []  # a drafter that keeps a store lets go of it with its opener
 
     def snapshot(self) -> dict[str, Any]:
@@ -181,6 +189,7 @@ class Engine:
             "draining": self._draining,
             "totals": totals,
             "caches": {name: dict(stats) for name, stats in self.caches.stats().items()},
+            "cache_events": self.caches.events(),
             "speculation": dict(self._choosing.report()),
             "memory": self.gate.report() if self.gate is not None else {},
         }
@@ -193,18 +202,25 @@ class Engine:
             self._drop_those_gone()
             self._admit()
             self._step()
+            self._care.worked()
         for result, _ in self._errands:
             result.cancel()
         for job in [*self._admission.running, *self._admission.waiting]:
             self._end(job, "abandoned")
 
     def _wait_for_work(self) -> bool:
-        """False when the engine stops."""
-        with self._changed:
-            admission = self._admission
-            while not (admission.waiting or admission.running or self._errands or self._stopping):
-                self._changed.wait()
-            return not self._stopping
+        """False when the engine stops. Until there is work, the caches are looked after."""
+        while True:
+            with self._changed:
+                while not self._is_called() and (due := self._care.due_in()) != 0:
+                    self._changed.wait(due)
+                if self._is_called():
+                    return not self._stopping
+            self._care.run(self._is_called)
+
+    def _is_called(self) -> bool:
+        admission = self._admission
+        return bool(admission.waiting or admission.running or self._errands or self._stopping)
 
     def _run_errands(self) -> None:
         while self._errands:

@@ -1,8 +1,10 @@
 """The memory gate: a request is opened when what it will hold fits, and caches give way for it.
 
-    need    = state + 2 x bytes a row x (prompt + share of the answer - rows that a tier gives away) + workspace
+    need    = state + 2 x bytes a row x (prompt + share of the answer - rows that a tier gives away)
+              + rows of pictures + the copy that other choices go on from + workspace
     room    = min(peak - held, available - floor) + reusable
     opened  = need + what the running ones will still take <= room
+    refused = need > what there would be with every cache empty and nobody running
 
 All of it is the gate's own estimate, made of the numbers that the model tells about itself and of what the machine
 says at the moment. Nothing is reserved: a running request's part is what its estimate says less what its sequence
@@ -16,13 +18,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence as Seq
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, Self
 
 from tandem.core.engine.caches import CacheStack
 from tandem.core.engine.generation import Generation, Phase, prompt_keys
 from tandem.core.engine.meter import Meter, Reading, device_of
 from tandem.core.engine.request import Generate
+from tandem.core.engine.round import JOINT_ROWS
 from tandem.core.kernel import StartError
 from tandem.core.kernel.memory import in_gib, total_bytes
 from tandem.core.plugin import Model
@@ -49,6 +52,10 @@ WORKSPACE_KV = 8
 """A row that is being read takes as much as this many rows of keys and values, where the model does not say."""
 LEAST_WORKSPACE = 2**16
 """Bytes; the least that a row takes by that rule."""
+LOGIT = 8
+"""Bytes that a logit of a verified tree takes, where the model does not say."""
+DRAWING = 64
+"""Bytes for each token of the vocabulary while one is drawn: the filtered row, and the noise in 64 bits."""
 TRUST = 2
 """A tier may free this many times less than it says: what it counts are buffers, of which up to half may never have
 been touched. One that frees still less counts what is not its own."""
@@ -79,10 +86,25 @@ OPENS, WAITS = Verdict(True), Verdict(False)
 class Need:
     """What a request will take, in bytes."""
 
-    kept: int
+    sequence: int = 0
     """What its sequence comes to hold."""
-    workspace: int
-    """What one chunk of its prompt takes while it is read."""
+    pictures: int = 0
+    """The rows of its pictures, as far as the tower keeps them."""
+    shared: int = 0
+    """The copy of the prompt's state that its other choices go on from."""
+    rows: int = 0
+    """What the rows of one pass take while it runs: a chunk of the prompt, or a verified tree."""
+    look: int = 0
+    """What a pass takes besides, whatever its rows. Blocks look back one after another, so of several only the largest
+    counts."""
+
+    @property
+    def kept(self) -> int:
+        return self.sequence + self.pictures + self.shared
+
+    @property
+    def workspace(self) -> int:
+        return self.rows + self.look
 
     @property
     def total(self) -> int:
@@ -98,33 +120,78 @@ class Sizes:
     workspace_per_row: int
     chunk: int
     """Rows of a prefill chunk."""
+    workspace_per_token: int = 0
+    workspace: int = 0
+    image_row: int = 0
+    image_kept: int = 0
+    image_workspace_per_row: int = 0
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any], chunk: int) -> Self:
-        """Read off `Model.facts`; what a model does not tell counts nothing, but for the workspace."""
+    def of(cls, facts: Mapping[str, Any], chunk: int, vocab: int = 0) -> Self:
+        """Read off `Model.facts`; what a model does not tell counts nothing, but for the workspace.
+
+        `vocab` is the size of the vocabulary.
+        """
         row = _size(facts, "kv_bytes_per_token") + _size(facts, "mtp_kv_bytes_per_token")
+        told = _size(facts, "workspace_bytes_per_row")
+        if told:
+            per_token, fixed = _size(facts, "workspace_bytes_per_token"), _size(facts, "workspace_bytes")
+        else:  # a buffer that grows stands beside the one that it grows out of
+            per_token, fixed = row, LOGIT * JOINT_ROWS * vocab
         return cls(
             per_sequence=_size(facts, "state_bytes") + _size(facts, "conv_bytes"),
             per_row=row,
-            workspace_per_row=_size(facts, "workspace_bytes_per_row") or max(LEAST_WORKSPACE, WORKSPACE_KV * row),
+            workspace_per_row=told or max(LEAST_WORKSPACE, WORKSPACE_KV * row),
             chunk=chunk,
+            workspace_per_token=per_token,
+            workspace=fixed + DRAWING * vocab,
+            image_row=_size(facts, "image_bytes_per_row"),
+            image_kept=_size(facts, "image_kept_bytes"),
+            image_workspace_per_row=_size(facts, "image_workspace_bytes_per_row"),
         )
 
-    def need(self, prompt: int, max_tokens: int, given: int = 0) -> Need:
-        """Of a prompt with so many rows, of which a tier gives `given` away with the sequence that holds them."""
+    def need(self, prompt: int, max_tokens: int, given: int = 0, pictures: Seq[int] = (), shared: bool = False) -> Need:
+        """Of a prompt with so many rows, of which a tier gives `given` away with the sequence that holds them.
+
+        `pictures` holds the rows of each one that is to be read; with `shared` the prompt's state is copied.
+        """
         answer = min(-(-max_tokens // ANSWER_SHARE), max(prompt, LEAST_ANSWER))
         new = max(0, prompt + answer - given)
-        kept = ROW_SLACK * self.per_row * new + (0 if given else self.per_sequence)
-        return Need(kept, self.workspace_per_row * min(self.chunk, prompt - given))
+        largest = max(pictures, default=0)
+        rows = max(min(self.chunk, prompt - given), min(JOINT_ROWS, answer))
+        in_pass = self.workspace_per_row * rows
+        look = self.workspace + self.workspace_per_token * (prompt + answer)
+        # The tower reads a picture before the rows of its chunk go through the layers, so the larger one counts.
+        tower = self.image_workspace_per_row * largest
+        return Need(
+            sequence=ROW_SLACK * self.per_row * new + (0 if given else self.per_sequence),
+            pictures=min(self.image_row * sum(pictures), max(self.image_kept, self.image_row * largest)),
+            shared=self.per_sequence + self.per_row * prompt if shared else 0,
+            rows=max(in_pass, tower - look),
+            look=look,
+        )
+
+    def of_request(self, request: Generate, given: int = 0) -> Need:
+        """What the request will take from its start on, when a tier gives the first `given` rows away."""
+        pictures = [one.picture.rows for one in request.images if one.start + one.picture.rows > given]
+        shared = request.shared is not None and request.shared.state is None
+        return self.need(len(request.prompt), request.max_tokens, given, pictures, shared)
 
     def left(self, generation: Generation) -> Need:
         """What a request that has begun will still take."""
         if generation.phase is Phase.DONE:
-            return Need(0, 0)
-        request = generation.request
-        need = self.need(len(request.prompt), request.max_tokens)
-        kept = max(0, need.kept - generation.sequence.nbytes)
-        return Need(kept, need.workspace if generation.phase is Phase.PREFILL else 0)
+            return Need()
+        need = self.of_request(generation.request)
+        sequence = max(0, need.sequence - generation.sequence.nbytes)
+        if generation.phase is Phase.PREFILL:
+            return replace(need, sequence=sequence)
+        return Need(sequence=sequence, look=need.look)
+
+    def beside(self, need: Need, running: Seq[Generation]) -> int:
+        """What the running requests will still take beside one with this need."""
+        left = [self.left(one) for one in running]
+        look = max((one.look for one in left), default=0)
+        return sum(one.kept + one.rows for one in left) + max(0, look - need.look)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +250,10 @@ class Event:
     """Unix time."""
     outcome: str
     """`opened`, `waits` or `refused`."""
+    limit: str
+    """The one that was short: `peak`, `floor`, or `ceiling` where the request fits but caches are over it."""
+    why: str
+    """The same in words; for one that was refused, what its client was told."""
     prompt_tokens: int
     need_bytes: int
     others_bytes: int
@@ -230,6 +301,7 @@ class _Case:
     others: int
     need: Need
     reading: Reading
+    limit: str
     shed: dict[str, Shed] = field(default_factory=dict)
 
 
@@ -243,12 +315,16 @@ class MemoryGate:
         meter: Gauge,
         caches: CacheStack,
         clock: Callable[[], float] = time.monotonic,
+        loaded: int = 0,
     ) -> None:
+        """`loaded` is what the process holds before any cache holds something."""
         self.limits = limits
         self.sizes = sizes
         self._meter = meter
         self._caches = caches
         self._clock = clock
+        self._least = loaded
+        """The least that was ever held: what it comes to when caches and sequences are gone."""
         self._last: tuple[float, Reading] | None = None
         self._waiting: dict[int, _Waiting] = {}
         self._lock = threading.Lock()  # over what `report` tells
@@ -257,15 +333,17 @@ class MemoryGate:
 
     @classmethod
     def for_model(cls, model: Model, options: Mapping[str, Any], caches: CacheStack, max_len: int) -> Self:
-        """The gate of a loaded model. Raises StartError for limits under which nothing can be served."""
+        """The gate of a loaded model, while `caches` hold nothing yet. Raises StartError for limits under which nothing
+        can be served."""
         device = device_of(model.facts)
         meter = Meter(device)
         meter.release()  # what loading left behind is not the engine's
-        sizes = Sizes.of(model.facts, options["prefill_chunk"])
-        limits = Limits.of(options, meter.read(), total_bytes(device), sizes.need(max_len, 0).total)
+        sizes = Sizes.of(model.facts, options["prefill_chunk"], model.tokenizer.vocab_size)
+        now = meter.read()
+        limits = Limits.of(options, now, total_bytes(device), sizes.need(max_len, 0).total)
         told = (in_gib(size) for size in (limits.ceiling, limits.peak, limits.floor))
         log.info("memory limits: ceiling %s, peak %s, floor %s", *told)
-        return cls(limits, sizes, meter, caches)
+        return cls(limits, sizes, meter, caches, loaded=now.held - now.reusable)
 
     # ---------------------------------------------------------------------------------------------- the question
 
@@ -274,22 +352,27 @@ class MemoryGate:
     ) -> Verdict:
         """Whether `request` may be opened beside the `running` ones, after caches have given way for it.
 
-        It waits only while others run. Ask as often as you like; a request that waits is looked at when another one
-        has ended, and once a second. `begun`: it gave its place up and wants to go on; what it holds is its own, so it
-        is never refused. `cached`: it may take over what a cache tier keeps.
+        It waits only while others run, and only for what could fit; what never would is refused at once, and no cache
+        is emptied for it. Ask as often as you like; a request that waits is looked at when another one has ended, and
+        once a second. `begun`: it gave its place up and wants to go on; what it holds is its own, so it is never
+        refused. `cached`: it may take over what a cache tier keeps.
         """
         now = self._clock()
         known = self._waiting.get(id(request))
         if known and len(running) >= known.running and now - known.looked_at < RECHECK_S:
             return WAITS
-        need = self.sizes.left(begun) if begun else self.sizes.need(len(request.prompt), request.max_tokens)
-        others = sum(self.sizes.left(one).total for one in running)
+        need = self.sizes.left(begun) if begun else self.sizes.of_request(request)
+        others = self.sizes.beside(need, running)
         # Running sequences grow, and what they hold is counted now: an older reading would miss what they took since.
         reading = self._fresh() if running else self._recent(now)
         if self._over(reading, running) <= 0 and need.total + others <= self._room(reading) and known is None:
             return self._open(request, now)
         cached = cached and request.cache and (request.shared is None or request.shared.state is None)
-        case = _Case(request, begun, cached, running, others, need, reading)
+        case = _Case(request, begun, cached, running, others, need, reading, "ceiling")
+        if self._short(case) > 0:
+            case.limit = "peak" if self._is_peak(reading) else "floor"
+            if self._never_fits(case):
+                return self._refuse(case, now - known.since if known else 0.0, self._most(case.reading), now)
         if self._missing(case) > 0:
             self._make_room(case, thorough=known is None or not running)
         return self._decide(case, known, now)
@@ -307,9 +390,13 @@ class MemoryGate:
             since = known.since if known else now
             self._waiting[id(case.request)] = _Waiting(case.request, since, len(case.running), now)
             return WAITS
-        self._note("refused", case, waited)
+        return self._refuse(case, waited, self._room(case.reading), now)
+
+    def _refuse(self, case: _Case, waited: float, room: int, now: float) -> Verdict:
+        words = self._refusal(case, room)
+        self._note("refused", case, waited, words)
         self._settle(case.request, now)
-        return Verdict(False, self._refusal(case))
+        return Verdict(False, words)
 
     def _open(self, request: Generate, now: float) -> Verdict:
         self._counts.opened += 1
@@ -365,10 +452,9 @@ class MemoryGate:
         if case.begun is not None or not case.cached:
             return
         request = case.request
-        case.need = self.sizes.need(len(request.prompt), request.max_tokens)
+        case.need = self.sizes.of_request(request)
         if self._short(case) > 0:
-            given = self._caches.kept(prompt_keys(request))
-            case.need = self.sizes.need(len(request.prompt), request.max_tokens, given)
+            case.need = self.sizes.of_request(request, self._caches.kept(prompt_keys(request)))
 
     def _missing(self, case: _Case) -> int:
         """Bytes that caches should give back; at most 0 when there is room."""
@@ -377,6 +463,29 @@ class MemoryGate:
     def _short(self, case: _Case) -> int:
         """Bytes that are wanted for the request to be opened."""
         return case.need.total + case.others - self._room(case.reading)
+
+    def _never_fits(self, case: _Case) -> bool:
+        """Whether the request would not fit if every cache were empty and nobody ran.
+
+        A conversation that a tier gives away may take less than one that is read anew: it is not a doubled buffer.
+        """
+        most = self._most(case.reading)
+        if case.begun is not None or case.need.total <= most:
+            return False
+        given = self._caches.kept(prompt_keys(case.request)) if case.cached else 0
+        if given == 0:
+            return True
+        held = self.sizes.per_sequence + self.sizes.per_row * given
+        return self.sizes.of_request(case.request, given).total + held > most
+
+    def _most(self, reading: Reading) -> int:
+        """The most that could ever be had while other programs hold what they hold now."""
+        given_back = max(0, reading.held - self._least)
+        return min(self.limits.peak - self._least, reading.available + given_back - self.limits.floor)
+
+    def _is_peak(self, reading: Reading) -> bool:
+        """Which of the two limits leaves less."""
+        return self.limits.peak - reading.held <= reading.available - self.limits.floor
 
     def _over(self, reading: Reading, running: Seq[Generation]) -> int:
         """Bytes over the ceiling, the running sequences not counted."""
@@ -395,27 +504,44 @@ class MemoryGate:
     def _fresh(self) -> Reading:
         reading = self._meter.read()
         self._last = self._clock(), reading
+        self._least = min(self._least, reading.held - reading.reusable)
         return reading
 
     # ------------------------------------------------------------------------------------------------- telling
 
-    def _refusal(self, case: _Case) -> str:
-        limits, reading = self.limits, case.reading
-        if limits.peak - reading.held <= reading.available - limits.floor:
+    def _refusal(self, case: _Case, room: int) -> str:
+        limits = self.limits
+        if self._is_peak(case.reading):
             why = f"below server.mem_peak_gib ({in_gib(limits.peak)}); send less at once, or have that limit raised"
         else:
             why = (
                 f"while {in_gib(limits.floor)} stay free (server.mem_floor_gib); try again when other programs have "
                 "given memory back, or send less at once"
             )
-        room = in_gib(max(0, self._room(reading)))
-        return f"the request needs {in_gib(case.need.total)} of memory, and {room} can be had {why}"
+        return f"the request needs {in_gib(case.need.total)} of memory, and {in_gib(max(0, room))} can be had {why}"
 
-    def _note(self, outcome: str, case: _Case, waited: float) -> None:
+    def _why(self, case: _Case) -> str:
+        """What the gate had to do something for."""
+        if case.limit == "ceiling":
+            return f"more is held than server.mem_ceiling_gib ({in_gib(self.limits.ceiling)}) between requests"
+        limit = f"server.mem_{case.limit}_gib ({in_gib(getattr(self.limits, case.limit))})"
+        beside = f", and the {len(case.running)} running will take {in_gib(case.others)} more" if case.running else ""
+        return f"{in_gib(case.need.total)} are needed, which is more than {limit} leaves{beside}"
+
+    def _note(self, outcome: str, case: _Case, waited: float, why: str | None = None) -> None:
         room = max(0, self._room(case.reading))
-        tokens = len(case.request.prompt)
         event = Event(
-            time.time(), outcome, tokens, case.need.total, case.others, room, len(case.running), waited, case.shed
+            at=time.time(),
+            outcome=outcome,
+            limit=case.limit,
+            why=why or self._why(case),
+            prompt_tokens=len(case.request.prompt),
+            need_bytes=case.need.total,
+            others_bytes=case.others,
+            room_bytes=room,
+            running=len(case.running),
+            waited_s=waited,
+            shed=case.shed,
         )
         with self._lock:
             self._events.append(event)

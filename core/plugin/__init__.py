@@ -1,6 +1,6 @@
 """Everything that a plugin author imports. What is exported here is public and covered by `API_VERSION`."""
 
-from tandem.core.plugin.cache import Cache, CacheTier, Match, Moment, common_prefix
+from tandem.core.plugin.cache import Cache, CacheTier, Match, Moment, Store, common_prefix
 from tandem.core.plugin.client import Client, ClientMatch
 from tandem.core.plugin.decision import Decider, DecisionModel, Narrator, Question, Stage, Turn
 from tandem.core.plugin.drafter import (
@@ -148,6 +148,7 @@ __all__ = [
     "Snapshot",
     "Stage",
     "Steps",
+    "Store",
     "Supervision",
     "Task",
     "TextPart",

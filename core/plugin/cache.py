@@ -37,14 +37,41 @@ class Match:
     """What the tier needs to find it again; opaque to everyone else."""
 
 
-class CacheTier(Protocol):
-    """One store of sequence states. Calls come from the engine's thread; `stats` may come from any.
+class Store(Protocol):
+    """Something that keeps memory so that work need not be done again. Calls come from the engine's thread; `stats` may
+    come from any."""
+
+    def shed(self, nbytes: int) -> int:
+        """Give back at least `nbytes` if possible, cheapest first; returns the bytes freed."""
+        ...
+
+    def stats(self) -> Mapping[str, float]:
+        """Counters and sizes; `bytes` and `entries` at least."""
+        ...
+
+    def clear(self) -> None: ...
+
+    def check(self) -> list[str]:
+        """Broken invariants, in words; empty when all is well. Called by tests and in idle time.
+
+        What a store can put right by itself (a file that somebody else deleted) is put right, and is no complaint. One
+        that complains is cleared; one that still complains then is switched off.
+        """
+        ...
+
+
+class CacheTier(Store, Protocol):
+    """One store of sequence states. Whose state was taken is counted by the engine, as `hits` and `misses`.
 
     A tier that inherits from this class has the methods that it does not care about: `adopt`, `held` and `close`.
     """
 
     def lookup(self, tokens: Seq[int]) -> Match | None:
-        """The longest stored prefix of `tokens`, every stored token compared with the prompt's."""
+        """The longest stored prefix of `tokens`, every stored token compared with the prompt's.
+
+        A question: it changes nothing and counts nothing. It may be asked several times for one prompt, and for a
+        prompt that is never read.
+        """
         ...
 
     def resume(self, match: Match, new_sequence: Callable[[], Sequence]) -> Sequence | None:
@@ -67,20 +94,6 @@ class CacheTier(Protocol):
     def held(self) -> Iterable[tuple[Seq[int], Sequence]]:
         """The sequences that the tier keeps, with their tokens: offered to the other tiers when the server closes."""
         return ()
-
-    def shed(self, nbytes: int) -> int:
-        """Give back at least `nbytes` if possible, cheapest first; returns the bytes freed."""
-        ...
-
-    def stats(self) -> Mapping[str, float]:
-        """Counters and sizes; `bytes`, `entries`, `hits` and `misses` at least."""
-        ...
-
-    def clear(self) -> None: ...
-
-    def check(self) -> list[str]:
-        """Broken invariants, in words; empty when all is well. Called by tests and in idle time."""
-        ...
 
     def close(self) -> None:
         """The server goes down. Write what is to be kept, and free the rest."""

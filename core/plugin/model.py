@@ -12,6 +12,7 @@ from tandem.core.plugin.part import Options, Part
 if TYPE_CHECKING:
     import torch
 
+    from tandem.core.plugin.cache import Store
     from tandem.core.plugin.drafter import DraftSession
     from tandem.core.plugin.quantization import Quantization
     from tandem.core.plugin.vision import ImageProcessor, Picture
@@ -178,6 +179,9 @@ class Vision:
     token: int
     """The placeholder's id. The chat template writes it once for each picture; in the prompt it stands once for each
     of the picture's rows."""
+    store: Store | None = None
+    """The rows that the tower keeps, by the pictures' content: listed, emptied, checked and asked to give way with the
+    cache tiers. None = it keeps none."""
 
 
 class DraftHead(Protocol):
@@ -225,7 +229,17 @@ class Model(Protocol):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What there is to say about the loaded weights: parameters, bytes, dtype. Shown in `/v1/models` and logs."""
+        """What there is to say about the loaded weights: parameters, bytes, dtype. Shown in `/v1/models` and logs.
+
+        The memory gate reads these, in bytes; what is not told counts by rule or not at all:
+
+        - held by each sequence: `kv_bytes_per_token`, `mtp_kv_bytes_per_token`, `state_bytes`, `conv_bytes`;
+        - taken by a pass while it runs: `workspace_bytes_per_row` (for each of its rows), `workspace_bytes_per_token`
+          (for each token of the text that they look back to) and `workspace_bytes` (in any case, the logits of a
+          verified tree included). A model that tells the first is taken to tell all three;
+        - pictures: `image_bytes_per_row` (kept by the tower), `image_kept_bytes` (the most that it keeps) and
+          `image_workspace_bytes_per_row` (taken while it reads a picture, for each of the picture's rows).
+        """
         ...
 
     @property

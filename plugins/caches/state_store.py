@@ -40,14 +40,11 @@ class StateStore(CacheTier):
         self._every = every
         self._trim = trim
         self._entries: list[Stored] = []
-        self._hits = self._misses = self._evictions = 0
+        self._evictions = 0
 
     def lookup(self, tokens: Seq[int]) -> Match | None:
         found = longest(self._entries, tokens, self._trim)
-        if found is None:
-            self._misses += 1
-            return None
-        return Match(found[1], found[0])
+        return Match(found[1], found[0]) if found is not None else None
 
     def resume(self, match: Match, new_sequence: Callable[[], Sequence]) -> Sequence | None:
         entry: Stored = match.handle
@@ -59,7 +56,6 @@ class StateStore(CacheTier):
         sequence.restore(entry.snapshot)
         if match.length < len(entry.tokens):
             sequence.trim(match.length)
-        self._hits += 1
         return sequence
 
     def offer(self, moment: Moment, tokens: Seq[int], sequence: Sequence) -> None:
@@ -90,8 +86,6 @@ class StateStore(CacheTier):
         return {
             "bytes": sum(entry.nbytes for entry in entries),
             "entries": len(entries),
-            "hits": self._hits,
-            "misses": self._misses,
             "evictions": self._evictions,
         }
 

@@ -46,6 +46,7 @@ MAX_LEN = 262_144
 ROLES = frozenset({SYSTEM, USER, ASSISTANT, TOOL})
 
 OPEN, CLOSE = "<think>", "</think>"
+CLOSE_BYTES = CLOSE.encode()
 TOOLS_HEAD = "Tools: ["
 TEMPLATE = """\
 {%- macro written(text, own) -%}
@@ -324,6 +325,22 @@ class ScriptedSequence:
             row = row - 1 if block.parents is None else block.parents[row]
         return path[::-1]
 
+    def closed_by(self, path: Seq[int]) -> int | None:
+        """Where the answer would have to begin so that it goes on behind its own reasoning, when these tokens close the
+        reasoning that the script had not closed yet; None when they don't."""
+        assert self.script is not None
+        assert self.answer_at is not None
+        written = len(self.tokens) - self.answer_at
+        ends = self.script.data.find(CLOSE_BYTES)
+        if written > ends or path_bytes(path) == self.script.data[written : written + len(path)]:
+            return None
+        text = path_bytes((*self.tokens[self.answer_at :][-len(CLOSE_BYTES) :], *path))
+        if CLOSE_BYTES not in text:
+            return None
+        rest = self.script.data[ends + len(CLOSE_BYTES) :]
+        behind = len(self.script.data) - len(rest.lstrip(b"\n"))
+        return len(self.tokens) + len(path) - behind
+
     def answer_to(self, prompt: Seq[int]) -> tuple[int, Script]:
         """Where the answer to this prompt begins, which is its end, and the script that the prompt holds."""
         seen = self.pictures
@@ -401,8 +418,13 @@ def read_turns(prompt: Seq[int]) -> list[Turn]:
     return turns
 
 
+def path_bytes(tokens: Seq[int]) -> bytes:
+    """What the tokens are as bytes; specials are none."""
+    return bytes(token for token in tokens if token < 256)
+
+
 def _text(tokens: Seq[int]) -> str:
-    return bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
+    return path_bytes(tokens).decode("utf-8", "replace")
 
 
 class ScriptDraft:
@@ -511,6 +533,9 @@ class ScriptedModel:
                 start, script = sequence.answer_at, sequence.script = sequence.answer_to([*sequence.tokens, *path])
             elif ASSISTANT in path:  # another turn; or a draft's guess of one, which counts only if it is committed
                 start, script = sequence.begun[row] = sequence.answer_to([*sequence.tokens, *path])
+            elif (behind := sequence.closed_by(path)) is not None:
+                start = behind
+                sequence.begun[row] = start, script
             out[index, script.token(sequence.length + len(path) - start)] = 40.0
         return out
 

@@ -1,6 +1,9 @@
 """The tool gate on a running server: what a client gets when a rule acts, watches, or is off; streamed and not."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import cache
 from typing import Any
 
 import pytest
@@ -31,8 +34,20 @@ def call(name: str, arguments: object) -> str:
     return "<tool_call>\n" + json.dumps({"name": name, "arguments": arguments}) + "\n</tool_call>"
 
 
-def box(**rules: Any) -> Box:
-    return Box(rules=rules, formats=["hermes_json"], server={"format": "hermes_json"})
+Hosts = Callable[..., AbstractContextManager[Box]]
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[Hosts]:
+    """A host with these rules; the same one for all tests that ask for the same."""
+    with ExitStack() as life:
+
+        @cache
+        def host(rules: str) -> Box:
+            server = {"format": "hermes_json"}
+            return life.enter_context(Box(rules=json.loads(rules), formats=["hermes_json"], server=server))
+
+        yield lambda **rules: nullcontext(host(json.dumps(rules)))
 
 
 def said(host: Box, streamed: bool, *turns: list, history: tuple = (), text: str = "", **fields: Any) -> Answer:
@@ -41,39 +56,44 @@ def said(host: Box, streamed: bool, *turns: list, history: tuple = (), text: str
     return (host.stream if streamed else host.chat)(messages, tools=TOOLS, **fields)
 
 
-def decided(host: Box) -> list[tuple[str, str, bool]]:
-    return [(event["action"], event["reason"], event["done"]) for event in host.events]
+def decided(host: Box, since: int = 0) -> list[tuple[str, str, bool]]:
+    """What the journal has behind its first `since` entries."""
+    return [(event["action"], event["reason"], event["done"]) for event in host.events[since:]]
 
 
 both = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 
 
 @both
-def test_a_dangerous_call_is_written_again_and_only_the_new_one_goes_out(streamed):
+def test_a_dangerous_call_is_written_again_and_only_the_new_one_goes_out(box, streamed):
     with box(risk={"mode": "act"}) as host:
+        since = len(host.events)
         answer = said(host, streamed, [BAD], [GOOD])
         answer.assert_finish("tool_calls")
         assert answer.calls == [GOOD]
-        assert decided(host) == [("regenerate_call", "git_discard(1)", True)]
+        assert decided(host, since) == [("regenerate_call", "git_discard(1)", True)]
 
 
 @both
 @pytest.mark.parametrize("mode", ["shadow", "off"])
-def test_in_shadow_and_off_the_call_goes_out(streamed, mode):
+def test_in_shadow_and_off_the_call_goes_out(box, streamed, mode):
     with box(risk={"mode": mode}) as host:
+        since = len(host.events)
         assert said(host, streamed, [BAD], [GOOD]).calls == [BAD]
-        assert decided(host) == ([("regenerate_call", "git_discard(1)", False)] if mode == "shadow" else [])
+        assert not any(done for _, _, done in decided(host, since))
 
 
-def test_without_its_mode_the_rule_only_watches():
+def test_without_its_mode_the_rule_only_watches(box):
     with box(risk={}) as host:
+        since = len(host.events)
         assert said(host, False, [BAD], [GOOD]).calls == [BAD]
-        assert [done for _, _, done in decided(host)] == [False]
+        assert not any(done for _, _, done in decided(host, since))
 
 
 @both
-def test_the_same_dangerous_call_again_ends_the_answer_with_the_rules_own_text(streamed):
+def test_the_same_dangerous_call_again_ends_the_answer_with_the_rules_own_text(box, streamed):
     with box(risk={"mode": "act", "give_up": "[Tandem: {name} was stopped.]"}) as host:
+        since = len(host.events)
         answer = said(host, streamed, [BAD], [BAD], [GOOD])
         answer.assert_finish("stop")
         answer.assert_text("[Tandem: bash was stopped.]")
@@ -82,10 +102,11 @@ def test_the_same_dangerous_call_again_ends_the_answer_with_the_rules_own_text(s
 
 
 @both
-def test_what_the_user_asks_for_goes_out(streamed):
+def test_what_the_user_asks_for_goes_out(box, streamed):
     with box(risk={"mode": "act"}) as host:
+        since = len(host.events)
         assert said(host, streamed, [BAD], text="Please run `git reset --hard`.").calls == [BAD]
-        assert decided(host) == [("pass", "asked(1)", False)]
+        assert decided(host, since) == [("pass", "asked(1)", False)]
 
 
 def results(times: int) -> tuple[dict[str, Any], ...]:
@@ -108,37 +129,42 @@ READ, OTHER = ("read", {"path": "a.py"}), ("read", {"path": "b.py"})
 
 
 @both
-def test_the_third_identical_call_is_written_again(streamed):
+def test_the_third_identical_call_is_written_again(box, streamed):
     with box(same_call={}) as host:
+        since = len(host.events)
         assert said(host, streamed, [READ], [READ], [READ], [OTHER], history=results(2)).calls == [OTHER]
-        assert decided(host) == [("regenerate_call", "repeat(3)", True)]
+        assert decided(host, since) == [("regenerate_call", "repeat(3)", True)]
 
 
 @both
-def test_the_second_one_is_not(streamed):
+def test_the_second_one_is_not(box, streamed):
     with box(same_call={}) as host:
+        since = len(host.events)
         assert said(host, streamed, [READ], [READ], [OTHER], history=results(1)).calls == [READ]
-        assert decided(host) == []
+        assert decided(host, since) == []
 
 
 @both
-def test_a_call_that_needs_no_help_of_the_model_is_repaired_on_its_way(streamed):
+def test_a_call_that_needs_no_help_of_the_model_is_repaired_on_its_way(box, streamed):
     with box(malformed_call={}) as host:
+        since = len(host.events)
         answer = said(host, streamed, [("read", {"path": "a.py", "limit": None})])
         assert answer.calls == [READ]
-        assert decided(host) == [("repair_call", "repaired(1)", True)]
+        assert decided(host, since) == [("repair_call", "repaired(1)", True)]
 
 
 @both
-def test_an_unknown_tool_is_written_again(streamed):
+def test_an_unknown_tool_is_written_again(box, streamed):
     with box(malformed_call={}) as host:
+        since = len(host.events)
         assert said(host, streamed, [("raed", {"path": "a.py"})], [READ]).calls == [READ]
-        assert decided(host) == [("regenerate_call", "unknown_tool", True)]
+        assert decided(host, since) == [("regenerate_call", "unknown_tool", True)]
 
 
 @both
-def test_a_call_that_the_limit_cut_is_no_call(streamed):
+def test_a_call_that_the_limit_cut_is_no_call(box, streamed):
     with box(malformed_call={}) as host:
+        since = len(host.events)
         answer = said(host, streamed, [("read", {"path": "a" * 200})], max_tokens=60)
         assert answer.calls == []
         assert answer.text.startswith("[Tandem stopped here: the token limit")
@@ -148,11 +174,12 @@ MAIL, EVENT = ("send_mail", {"to": "a", "body": "b"}), ("create_event", {"title"
 
 
 @both
-def test_two_changes_are_asked_back_once_and_then_go_out_as_they_are(streamed):
+def test_two_changes_are_asked_back_once_and_then_go_out_as_they_are(box, streamed):
     with box(call_sequence={}) as host:
+        since = len(host.events)
         assert said(host, streamed, [MAIL, EVENT], [MAIL]).calls == [MAIL]
         assert said(host, streamed, [MAIL, EVENT], [MAIL, EVENT]).calls == [MAIL, EVENT]
-        assert decided(host) == [
+        assert decided(host, since) == [
             ("regenerate_call", "mutations(2)", True),
             ("regenerate_call", "mutations(2)", True),
             ("regenerate_call", "mutations(2)", False),
@@ -160,18 +187,20 @@ def test_two_changes_are_asked_back_once_and_then_go_out_as_they_are(streamed):
 
 
 @both
-def test_a_turn_that_repeats_a_call_is_drawn_with_a_note(streamed):
+def test_a_turn_that_repeats_a_call_is_drawn_with_a_note(box, streamed):
     with box(loop_escape={}) as host:
+        since = len(host.events)
         assert said(host, streamed, [READ], [READ], [OTHER], history=results(2)).calls == [OTHER]
-        assert decided(host) == [("set_sampling", "repeat(2)", True), ("prompt_tail_note", "repeat(2)", True)]
+        assert decided(host, since) == [("set_sampling", "repeat(2)", True), ("prompt_tail_note", "repeat(2)", True)]
 
 
 @both
-def test_a_write_outside_the_project_is_written_again(streamed):
+def test_a_write_outside_the_project_is_written_again(box, streamed):
     system = {"role": "system", "content": "<env>\n  Working directory: /home/u/app\n</env>"}
     out, inside = ("bash", {"command": "echo x > /srv/a"}), ("bash", {"command": "echo x > a"})
     plan = json.dumps({"turns": [[call(*out)], [call(*inside)]]})
     with box(project={"mode": "act"}) as host:
+        since = len(host.events)
         ask = host.stream if streamed else host.chat
         assert ask([system, {"role": "user", "content": plan}], tools=TOOLS).calls == [inside]
-        assert decided(host) == [("regenerate_call", "outside", True)]
+        assert decided(host, since) == [("regenerate_call", "outside", True)]

@@ -1,4 +1,5 @@
-"""One rule by itself: `Stand` asks it about events without a server, `request` makes the event of a conversation."""
+"""One rule by itself: `Stand` asks it about events without a server, `request` makes the event of a conversation,
+`Writing` is a call that is being written."""
 
 from __future__ import annotations
 
@@ -124,3 +125,16 @@ def only(result: Any) -> Action:
     actions = [result] if isinstance(result, Action) else list(result or ())
     assert len(actions) == 1, f"{len(actions)} actions, not one"
     return actions[0]
+
+
+@dataclass
+class Writing:
+    """A tool call that the model is writing (`OpenCall`): what it wrote so far, and as how many tokens."""
+
+    text: str
+    tokens: int
+    name: str = "write"
+    streamed: bool = False
+
+    def tail(self, characters: int) -> str:
+        return self.text[-characters:]

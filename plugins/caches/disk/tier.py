@@ -66,8 +66,9 @@ class DiskTier(CacheTier):
         self._lock = threading.Lock()  # over the entries: the writer adds to them
         self._entries: list[Stored] = []
         self._turns: OrderedDict[bytes, int] = OrderedDict()
-        self._counts = dict.fromkeys(("hits", "misses", "written", "skipped", "errors", "swept"), 0)
+        self._counts = dict.fromkeys(("written", "skipped", "errors", "swept"), 0)
         self._paused_until = 0.0
+        self._closing = False
         self._queue: queue.Queue[tuple[list[int], Any] | None] = queue.Queue(PENDING)
         self._writer = threading.Thread(target=self._write_all, name="tandem-disk-cache", daemon=True)
         self._sweep()
@@ -76,12 +77,10 @@ class DiskTier(CacheTier):
     # ------------------------------------------------------------------------------------------------ the contract
 
     def lookup(self, tokens: Seq[int]) -> Match | None:
-        self._count_turn(tokens)
         with self._lock:
             entries = list(self._entries)
         found = longest(entries, tokens, self._trim)
         if found is None or found[1] < self._limits.min_tokens:
-            self._counts["misses"] += 1
             return None
         return Match(found[1], found[0])
 
@@ -101,11 +100,14 @@ class DiskTier(CacheTier):
         if match.length < len(entry.tokens):
             sequence.trim(match.length)
         _touch(entry.path)
-        self._counts["hits"] += 1
         return sequence
 
     def offer(self, moment: Moment, tokens: Seq[int], sequence: Sequence) -> None:
-        if len(tokens) < self._limits.min_tokens or not self._admits(moment, tokens):
+        if len(tokens) < self._limits.min_tokens:
+            return
+        if moment is Moment.PROMPT_END:
+            self._count_turn(tokens)
+        if not self._admits(moment, tokens):
             return
         with self._lock:
             known = longest(self._entries, tokens, self._trim)
@@ -133,13 +135,21 @@ class DiskTier(CacheTier):
             self._remove(entry)
 
     def check(self) -> list[str]:
+        """Forget files that are gone or cut short: another server shares the directory, or somebody tidied it up."""
         with self._lock:
             entries = list(self._entries)
-        missing = [entry.path.name for entry in entries if not entry.path.exists()]
-        return [f"these files are gone: {', '.join(missing)}"] if missing else []
+        for entry in entries:
+            try:
+                whole = entry.path.stat().st_size == entry.size
+            except OSError:
+                whole = False
+            if not whole:
+                self._remove(entry)
+        return [] if self._closing or self._writer.is_alive() else ["its writer has ended, so nothing is kept any more"]
 
     def close(self) -> None:
         """Wait for what is still to be written."""
+        self._closing = True
         if self._writer.is_alive():
             self._queue.put(None)
             self._writer.join(CLOSING_S)
@@ -154,8 +164,7 @@ class DiskTier(CacheTier):
         return moment is wanted and self._turns.get(self._conversation(tokens), 0) >= self._limits.admit_after
 
     def _count_turn(self, tokens: Seq[int]) -> None:
-        if len(tokens) < self._limits.min_tokens:
-            return
+        """A prompt of a conversation was read."""
         name = self._conversation(tokens)
         self._turns[name] = self._turns.pop(name, 0) + 1
         if len(self._turns) > SEEN:

@@ -54,7 +54,7 @@ class Resident(CacheTier):
         self._kept: list[Kept] = []
         self._running: dict[int, tuple[Any, list[Anchor]]] = {}
         """The anchors of sequences in use: id -> (weak reference, anchors). An entry goes with its sequence."""
-        self._hits = self._misses = self._copies = self._evictions = 0
+        self._copies = self._evictions = 0
 
     # ------------------------------------------------------------------------------------------------ the contract
 
@@ -65,17 +65,13 @@ class Resident(CacheTier):
             length = self._usable(kept, common_prefix(kept.tokens, wanted))
             if length >= LEAST and (best is None or length >= best[0]):  # of equals the latest used
                 best = length, kept
-        if best is None:
-            self._misses += 1
-            return None
-        return Match(*best)
+        return Match(*best) if best is not None else None
 
     def resume(self, match: Match, new_sequence: Callable[[], Sequence]) -> Sequence | None:
         kept: Kept = match.handle
         if kept not in self._kept:
             return None
         anchor = None if match.length == len(kept.tokens) else kept.last_anchor(match.length)
-        self._hits += 1
         if self._is_a_fork(kept, match.length):
             self._copies += 1
             self._use(kept)
@@ -131,8 +127,6 @@ class Resident(CacheTier):
             "tokens": sum(len(entry.tokens) for entry in kept),
             "anchors": len(anchors),
             "anchor_bytes": sum(anchor.nbytes for anchor in anchors),
-            "hits": self._hits,
-            "misses": self._misses,
             "copies": self._copies,
             "evictions": self._evictions,
         }

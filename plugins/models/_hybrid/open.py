@@ -12,7 +12,7 @@ import torch
 from tandem.core.plugin import Checkpoint, ModelError, Options, Progress, Vision
 from tandem.core.plugin.vision import ImageProcessor
 from tandem.plugins.models._hf.folder import Folder
-from tandem.plugins.models._hybrid import device, plan
+from tandem.plugins.models._hybrid import device, plan, workspace
 from tandem.plugins.models._hybrid.config import read_config
 from tandem.plugins.models._hybrid.model import About, Decoder, Drafting, HybridModel, Sight
 from tandem.plugins.models._hybrid.vision import VisionTower
@@ -33,10 +33,10 @@ def load(checkpoint: Checkpoint, options: Options, progress: Progress, family: s
     def work() -> HybridModel:
         loader = open_checkpoint(checkpoint, options, family)
         found = plan.check(loader, met(loader, options))
-        said = about(loader, found)
+        said = about(loader, found, kept_bytes(options))
         with torch.inference_mode():
             decoder, drafting = parts(loader, found, progress)
-            seeing = sight(loader) if found.vision else None
+            seeing = sight(loader, kept_bytes(options)) if found.vision else None
         return HybridModel(decoder, said, drafting, seeing)
 
     return device.in_passing_thread(work)
@@ -45,7 +45,7 @@ def load(checkpoint: Checkpoint, options: Options, progress: Progress, family: s
 def describe(checkpoint: Checkpoint, options: Options, family: str) -> Mapping[str, Any]:
     """What `load` would load, from the headers of the files. Raises ModelError as it does for what they show."""
     loader = open_checkpoint(checkpoint, options, family)
-    return plan.facts(loader, plan.check(loader, met(loader, options)))
+    return facts(loader, plan.check(loader, met(loader, options)), kept_bytes(options))
 
 
 def met(loader: Loader, options: Options) -> Options:
@@ -76,22 +76,33 @@ def open_checkpoint(checkpoint: Checkpoint, options: Options, family: str) -> Lo
     return Loader(folder, config, checkpoint.quantizations, *device.choose(options))
 
 
-def about(loader: Loader, found: plan.Plan) -> About:
+def about(loader: Loader, found: plan.Plan, image_room: int) -> About:
     """What the loaded model says about itself."""
     folder, config = loader.folder, loader.config
-    facts = plan.facts(loader, found)
+    said = plan.facts(loader, found)
     return About(
         name=folder.name,
         max_len=config.max_len,
         tokenizer=folder.tokenizer(config.vocab_size, list(config.eos)),
         template=folder.template,
         template_vars=folder.template_vars,
-        facts=facts,
-        fingerprint=_fingerprint(folder.path, f"{config} {sorted(facts.items(), key=str)}"),
+        facts=facts(loader, found, image_room),
+        fingerprint=_fingerprint(folder.path, f"{config} {sorted(said.items(), key=str)}"),
     )
 
 
-def sight(loader: Loader) -> Sight:
+def facts(loader: Loader, found: plan.Plan, image_room: int) -> dict[str, Any]:
+    """What there is to say about the checkpoint, what it takes to run it included. `image_room` bytes are for the rows
+    of pictures."""
+    return {**plan.facts(loader, found), **workspace.facts(loader, found, image_room)}
+
+
+def kept_bytes(options: Options) -> int:
+    """How much room the rows of pictures have."""
+    return int(options["image_rows_mib"] * 2**20)
+
+
+def sight(loader: Loader, image_room: int) -> Sight:
     """The vision tower and its processor. Raises ModelError for a processor that is missing or another one."""
     config = loader.config.vision
     assert config is not None, "the config has no vision tower"
@@ -105,8 +116,8 @@ def sight(loader: Loader) -> Sight:
         processor = ImageProcessor.from_config(loader.folder.json(PREPROCESSOR))
     except ValueError as error:
         raise ModelError(f"{where}: {error}") from error
-    tower = VisionTower(loader, config, processor)
-    return Sight(tower, Vision(processor, loader.config.image_token), config.merge)
+    tower = VisionTower(loader, config, processor, image_room)
+    return Sight(tower, Vision(processor, loader.config.image_token, tower.kept), config.merge)
 
 
 def _fingerprint(path: Path, held: str) -> str:

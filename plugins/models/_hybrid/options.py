@@ -30,4 +30,11 @@ OPTIONS = {
         "auto",
         enum=["auto", "on", "off"],
     ),
+    "image_rows_mib": option(
+        "number",
+        "How much memory the rows of pictures may take once the vision tower has made them, in MiB: a picture that is "
+        "shown again is not read again. The latest picture's rows are kept in any case.",
+        256,
+        minimum=0,
+    ),
 }

@@ -306,13 +306,13 @@ def facts(loader: Loader, plan: Plan) -> dict[str, Any]:
     if plan.mapped:
         found["mapped_bytes"] = plan.mapped
     if plan.mtp and config.mtp:
-        found["mtp_kv_bytes_per_token"] = config.mtp.layers * _kv_bytes(config, number)
+        found["mtp_kv_bytes_per_token"] = config.mtp.layers * kv_bytes_of_layer(config, number)
     return found
 
 
 def kv_bytes_per_token(config: HybridConfig, number: int) -> int:
     """Keys, values and index keys of one token in the trunk's full-attention layers, `number` bytes for each."""
-    return len(config.full_layers) * _kv_bytes(config, number)
+    return len(config.full_layers) * kv_bytes_of_layer(config, number)
 
 
 def state_bytes(config: HybridConfig) -> int:
@@ -332,7 +332,8 @@ def conv_bytes(config: HybridConfig, number: int) -> int:
     return total
 
 
-def _kv_bytes(config: HybridConfig, number: int) -> int:
+def kv_bytes_of_layer(config: HybridConfig, number: int) -> int:
+    """Keys, values and index keys of one token in one full-attention layer."""
     index = config.indexer.kv_heads * config.indexer.dim if config.indexer else 0
     return (2 * config.kv_heads * config.head_dim + index) * number
 

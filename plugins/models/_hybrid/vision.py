@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +11,7 @@ from tandem.core.plugin import ModelError
 from tandem.core.plugin.vision import ImageProcessor, Picture
 from tandem.plugins._ops.rope import Rotary, rotate
 from tandem.plugins.models._hybrid.config import VisionConfig
+from tandem.plugins.models._hybrid.picture_rows import PictureRows
 from tandem.plugins.models._hybrid.weights import Linear, Loader
 
 EPS = 1e-6
@@ -54,7 +54,8 @@ class VisionTower:
         self._norm = _Norm.load(loader, "visual.merger.norm")
         self._merge = loader.linear("visual.merger.linear_fc1", (merged, merged), bias=True)
         self._out = loader.linear("visual.merger.linear_fc2", (config.out_hidden, merged), bias=True)
-        self._kept = _Kept(kept_bytes)
+        self.kept = PictureRows(kept_bytes)
+        """The rows of the last pictures. Emptied by whoever needs the memory."""
 
     @property
     def nbytes(self) -> int:
@@ -66,26 +67,17 @@ class VisionTower:
             own += [block.before.weight, block.before.bias, block.between.weight, block.between.bias]
         return sum(linear.nbytes for linear in linears) + sum(tensor.nbytes for tensor in own)
 
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of the rows that are kept now."""
-        return self._kept.nbytes
-
     @torch.inference_mode()
     def rows(self, picture: Picture) -> torch.Tensor:
         """What stands in the prompt for a picture: `[picture.rows, out_hidden]` in the model's number type.
 
         Row i is merged patch i, from left to right and top to bottom. Don't change it: it is kept for the next asking.
         """
-        if (kept := self._kept.get(picture.id)) is not None:
+        if (kept := self.kept.get(picture.id)) is not None:
             return kept
         rows = self._compute(picture)
-        self._kept.put(picture.id, rows)
+        self.kept.put(picture.id, rows)
         return rows
-
-    def forget(self) -> None:
-        """Drop all rows that are kept."""
-        self._kept = _Kept(self._kept.room)
 
     def _compute(self, picture: Picture) -> torch.Tensor:
         _, height, width = picture.grid
@@ -188,29 +180,6 @@ def _between(side: int, count: int, device: torch.device) -> tuple[torch.Tensor,
     at = torch.linspace(0, side - 1, count, device=device)
     low = at.floor().long().clamp(max=side - 1)
     return low, (low + 1).clamp(max=side - 1), at - low
-
-
-class _Kept:
-    """Rows by picture, in as many bytes; the least lately asked for go first."""
-
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self.nbytes = 0
-        self._rows: OrderedDict[str, torch.Tensor] = OrderedDict()
-
-    def get(self, picture: str) -> torch.Tensor | None:
-        rows = self._rows.get(picture)
-        if rows is not None:
-            self._rows.move_to_end(picture)
-        return rows
-
-    def put(self, picture: str, rows: torch.Tensor) -> None:
-        """Keep the rows of a picture that is not kept yet. They stay when they are too large on their own: the next
-        chunk of the prompt asks for them again."""
-        self._rows[picture] = rows
-        self.nbytes += rows.nbytes
-        while self.nbytes > self.room and len(self._rows) > 1:
-            self.nbytes -= self._rows.popitem(last=False)[1].nbytes
 
 
 def _check(loader: Loader, config: VisionConfig, processor: ImageProcessor) -> None:

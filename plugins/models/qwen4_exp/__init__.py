@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tandem.core.plugin import ModelBuilder, hookimpl, option
+from tandem.plugins.models._hybrid.options import OPTIONS as SHARED
 
 if TYPE_CHECKING:
     from tandem.core.plugin import Checkpoint, Model, Options, Progress
@@ -27,30 +28,13 @@ show pictures. Both are left out where the files lack them.
 """
 
 OPTIONS = {
+    **SHARED,
     "dtype": option(
         "string",
         "The number type of dense weights, of keys and of values: `auto` takes bfloat16 on a GPU and where the CPU "
         "computes in it, else float32. The recurrent state and the residual streams are float32 in any case.",
         "auto",
         enum=["auto", "float32", "bfloat16"],
-    ),
-    "device": option(
-        "string",
-        "What computes: `auto` takes the GPU where there is one, else the CPU.",
-        "auto",
-        enum=["auto", "cpu", "cuda"],
-    ),
-    "mtp": option(
-        "string",
-        "Multi-token prediction: `auto` loads it where the checkpoint has it, `on` refuses a checkpoint without it.",
-        "auto",
-        enum=["auto", "on", "off"],
-    ),
-    "vision": option(
-        "string",
-        "The vision tower: `auto` loads it where the checkpoint has it, `on` refuses a checkpoint without it.",
-        "auto",
-        enum=["auto", "on", "off"],
     ),
 }
 

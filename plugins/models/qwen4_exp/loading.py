@@ -10,7 +10,7 @@ import torch
 from tandem.core.plugin import Checkpoint, ModelError, Options, Progress
 from tandem.plugins.models._hybrid import device, plan
 from tandem.plugins.models._hybrid.model import Drafting, HybridModel
-from tandem.plugins.models._hybrid.open import about, open_checkpoint, sight
+from tandem.plugins.models._hybrid.open import about, facts, kept_bytes, open_checkpoint, sight
 from tandem.plugins.models._hybrid.weights import Loader
 from tandem.plugins.models.qwen4_exp.decoder import Decoder
 from tandem.plugins.models.qwen4_exp.mtp import MtpNet
@@ -30,8 +30,8 @@ def load(checkpoint: Checkpoint, options: Options, progress: Progress) -> Hybrid
         with torch.inference_mode():
             decoder = Decoder(loader, progress)
             drafting = Drafting(MtpNet(loader), post_norm=False) if found.mtp else None
-            seeing = sight(loader) if found.vision else None
-        return HybridModel(decoder, about(loader, found), drafting, seeing)
+            seeing = sight(loader, kept_bytes(options)) if found.vision else None
+        return HybridModel(decoder, about(loader, found, kept_bytes(options)), drafting, seeing)
 
     return device.in_passing_thread(work)
 
@@ -39,7 +39,7 @@ def load(checkpoint: Checkpoint, options: Options, progress: Progress) -> Hybrid
 def describe(checkpoint: Checkpoint, options: Options) -> Mapping[str, Any]:
     """What `load` would load, from the headers of the files."""
     loader = open_checkpoint(checkpoint, options, FAMILY)
-    return plan.facts(loader, plan.check(loader, met(loader, options)))
+    return facts(loader, plan.check(loader, met(loader, options)), kept_bytes(options))
 
 
 def met(loader: Loader, options: Options) -> Options:

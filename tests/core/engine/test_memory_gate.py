@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 from toy import ToyModel, ToySequence
 
@@ -17,9 +18,11 @@ from tandem.core.engine.caches import CacheStack
 from tandem.core.engine.engine import Engine
 from tandem.core.engine.generation import Phase
 from tandem.core.engine.memory import (
+    DRAWING,
     EVENTS,
     LEAST_ANSWER,
     LEAST_WORKSPACE,
+    LOGIT,
     RECHECK_S,
     WORKSPACE_KV,
     Limits,
@@ -28,7 +31,8 @@ from tandem.core.engine.memory import (
 )
 from tandem.core.engine.meter import Reading
 from tandem.core.engine.options import SERVER_OPTIONS
-from tandem.core.engine.request import Event, Failed, Finished, Generate, NoMemory, SharedPrompt
+from tandem.core.engine.request import Event, Failed, Finished, Generate, NoMemory, PlacedPicture, SharedPrompt
+from tandem.core.engine.round import JOINT_ROWS
 from tandem.core.kernel import StartError
 from tandem.core.plugin import CacheTier, Match
 from tandem.core.plugin.part import with_defaults
@@ -103,12 +107,14 @@ class Keeper(Tier):
         return False
 
 
-def gate(machine: Machine, *tiers: Tier, ceiling: int = 10**9, peak: int = 10**9, floor: int = 0) -> MemoryGate:
+def gate(
+    machine: Machine, *tiers: Tier, ceiling: int = 10**9, peak: int = 10**9, floor: int = 0, loaded: int = 0
+) -> MemoryGate:
     def fail(name: str, reason: str) -> None:
         raise AssertionError(f"{name}: {reason}")
 
     stack = CacheStack([(f"tier{place}", tier) for place, tier in enumerate(tiers)], fail)
-    return MemoryGate(Limits(ceiling, peak, floor), SIZES, machine, stack, clock=lambda: machine.now)
+    return MemoryGate(Limits(ceiling, peak, floor), SIZES, machine, stack, clock=lambda: machine.now, loaded=loaded)
 
 
 def asking(rows: int, max_tokens: int = 0, **more: Any) -> Generate:
@@ -159,6 +165,60 @@ def test_what_a_running_request_holds_is_not_counted_again() -> None:
     assert sizes.left(begun(100, held=50)).total == 150
     assert sizes.left(begun(100, held=500)).total == 0
     assert sizes.left(begun(100, held=0, phase=Phase.DONE)).total == 0
+
+
+PICTURED = Sizes(
+    per_sequence=0,
+    per_row=0,
+    workspace_per_row=1,
+    chunk=100,
+    image_row=10,
+    image_kept=200,
+    image_workspace_per_row=50,
+)
+
+
+def shown(start: int, rows: int) -> PlacedPicture:
+    picture: Any = SimpleNamespace(rows=rows, id="0" * 64)
+    return PlacedPicture(start, picture)
+
+
+def test_pictures_count_with_their_rows_as_far_as_they_are_kept_and_the_towers_work_on_the_largest() -> None:
+    need = PICTURED.of_request(asking(40, images=(shown(0, 4), shown(10, 6))))
+    assert need.pictures == 10 * (4 + 6)
+    assert need.workspace == 50 * 6, "more than the pass over 40 rows takes, and it is over before that begins"
+    assert PICTURED.of_request(asking(40, images=(shown(0, 30),))).pictures == 300, "the latest one's are kept anyway"
+    assert PICTURED.of_request(asking(90, images=(shown(0, 15), shown(20, 15)))).pictures == 200
+    assert PICTURED.of_request(asking(40, images=(shown(0, 4),)), given=10) == PICTURED.need(40, 0, 10), "read already"
+
+
+def test_the_copy_that_other_choices_go_on_from_counts_for_the_one_that_makes_it() -> None:
+    sizes = Sizes(per_sequence=7, per_row=1, workspace_per_row=0, chunk=10)
+    first, later = SharedPrompt(), SharedPrompt(state=object())
+    assert sizes.of_request(asking(100, shared=first)).total == 7 + 200 + 7 + 100
+    assert sizes.of_request(asking(100, shared=later)).total == 7 + 200
+    reading = begun(100, held=50, phase=Phase.PREFILL)
+    reading.request = asking(100, shared=first)
+    assert sizes.left(reading).total == 7 + 200 - 50 + 107
+    reading.request = asking(100, shared=later)
+    assert sizes.left(reading).total == 7 + 200 - 50
+
+
+def test_what_a_pass_looks_back_to_counts_once_for_all_that_run() -> None:
+    sizes = Sizes(per_sequence=0, per_row=0, workspace_per_row=1, chunk=10, workspace_per_token=2, workspace=5)
+    need = sizes.need(100, 0)
+    assert (need.rows, need.look) == (10, 205)
+    assert sizes.beside(need, [begun(100, held=0), begun(50, held=0)]) == 0
+    assert sizes.beside(need, [begun(400, held=0, phase=Phase.PREFILL)]) == 10 + 600
+    assert sizes.beside(need, []) == 0
+
+
+def test_a_silent_models_logits_count_by_the_vocabulary() -> None:
+    told = {"kv_bytes_per_token": 4, "workspace_bytes_per_row": 9, "workspace_bytes": 1000}
+    assert Sizes.of(told, 64, vocab=10).workspace == 1000 + DRAWING * 10
+    silent = Sizes.of({"kv_bytes_per_token": 4}, 64, vocab=10)
+    assert silent.workspace == (LOGIT * JOINT_ROWS + DRAWING) * 10
+    assert silent.workspace_per_token == 4, "a buffer that grows stands beside the one before"
 
 
 # ----------------------------------------------------------------------------------------------------- the limits
@@ -322,7 +382,7 @@ def test_a_model_over_the_ceiling_is_served_without_caches() -> None:
 
 @pytest.mark.parametrize("honest", [0.0, 0.3])
 def test_a_tier_that_frees_less_than_it_says_is_not_asked_again(honest: float) -> None:
-    machine = Machine()
+    machine = Machine(held=300)
     liar, other = Tier(machine, *[100] * 9, honest=honest), Tier(machine, 30)
     guard = gate(machine, other, liar, peak=300 + machine.held - 330)
     verdict = guard.admit(asking(150), [])
@@ -351,7 +411,8 @@ def test_a_conversation_that_a_tier_gives_away_is_not_needed_twice() -> None:
     assert keeper.asked == []
     assert not guard.admit(asking(100, cache=False), []).opens, "it reads all of it again"
     machine.now += 1
-    assert keeper.asked, "so the conversation was asked for its bytes"
+    assert guard.admit(asking(50, cache=False), []).opens
+    assert keeper.asked, "what does not take the conversation over may take its bytes"
 
 
 def test_a_choice_that_copies_a_read_prompt_takes_no_conversation() -> None:
@@ -396,6 +457,74 @@ def test_what_never_fits_is_refused_in_words_about_memory() -> None:
     assert machine.collected == 1, "the collector was asked before"
     assert outcomes(guard) == ["refused"]
     assert guard.admit(asking(512), []).opens, "a smaller one is served"
+
+
+def test_no_cache_is_emptied_for_what_would_not_fit_into_empty_ones() -> None:
+    machine = Machine(held=100)
+    tiers = Tier(machine, 200, 200), Tier(machine, 100)
+    guard = gate(machine, *tiers, peak=600, loaded=100)
+    verdict = guard.admit(asking(251), [])  # 502 bytes, where 500 is all there will ever be
+    assert verdict.refusal is not None
+    assert "server.mem_peak_gib" in verdict.refusal
+    assert [tier.asked for tier in tiers] == [[], []]
+    assert machine.collected == 0
+    assert guard.admit(asking(250), []).opens, "one that fits into empty ones has them emptied"
+    assert machine.held == 100
+
+
+def test_what_never_fits_does_not_wait_for_the_others_either() -> None:
+    machine = Machine(held=500)
+    guard = gate(machine, peak=600, loaded=100)
+    holder = begun(200, held=400)
+    assert guard.admit(asking(251), [holder]).refusal is not None
+    assert guard.admit(asking(250), [holder]) == memory.WAITS
+    assert outcomes(guard) == ["refused", "waits"]
+
+
+def test_where_the_floor_is_the_limit_what_other_programs_hold_counts_as_lost() -> None:
+    machine = Machine(held=100, left=500)
+    tier = Tier(machine, 100)
+    guard = gate(machine, tier, floor=50, loaded=100)
+    verdict = guard.admit(asking(226), [])  # 452 bytes, where 400 + 100 - 50 can be had
+    assert verdict.refusal is not None
+    assert "server.mem_floor_gib" in verdict.refusal
+    assert tier.asked == []
+    machine.left += 100  # another program has ended
+    machine.now += 1
+    assert guard.admit(asking(226), []).opens
+
+
+def test_a_conversation_that_only_fits_because_it_is_taken_over_is_no_hopeless_one() -> None:
+    machine = Machine(held=100)
+    keeper = Keeper(machine, 90)
+    guard = gate(machine, keeper, peak=220, loaded=100)
+    assert guard.admit(asking(95), []).opens, "read anew it would take 190 of 120"
+    assert keeper.asked == []
+
+
+def test_an_event_says_which_limit_was_short_and_why() -> None:
+    machine = Machine(held=50, left=10_000)
+    tier = Tier(machine, *[10] * 20)
+    guard = gate(machine, tier, ceiling=150, peak=400, floor=9000, loaded=50)
+    guard.admit(asking(1), [])
+    guard.admit(asking(130), [])
+    machine.free(-100)
+    guard.admit(asking(150), [begun(90, held=100)])
+    machine.free(100)
+    machine.left = 9050
+    machine.now += 1
+    guard.admit(asking(60), [])
+    told = guard.report()["events"]
+    assert [(event["outcome"], event["limit"]) for event in told] == [
+        ("opened", "ceiling"),
+        ("opened", "peak"),
+        ("waits", "peak"),
+        ("refused", "floor"),
+    ]
+    assert "more is held than server.mem_ceiling_gib" in told[0]["why"]
+    assert "are needed, which is more than server.mem_peak_gib" in told[1]["why"]
+    assert "and the 1 running will take" in told[2]["why"]
+    assert told[3]["why"].startswith("the request needs")
 
 
 def test_what_the_collector_finds_opens_a_request() -> None:
@@ -525,10 +654,15 @@ def test_nothing_is_opened_over_the_peak_and_nothing_shed_that_fits(
         def room() -> int:
             return min(ceiling + above - machine.held, machine.left - floor) + machine.reusable
 
+        most = min(ceiling + above, machine.left + machine.held - floor)
         fitted = need + taken <= room() and machine.held - (own if beside else 0) <= ceiling
         before = [len(tier.asked) for tier in made]
         verdict = guard.admit(asking(rows, max_tokens), present)
         shed = [len(tier.asked) for tier in made] != before
+        if need > most:
+            assert verdict.refusal is not None
+            assert not shed, "no cache is emptied for what never fits"
+            continue
         if fitted:
             assert verdict.opens
             assert not shed
@@ -536,6 +670,92 @@ def test_nothing_is_opened_over_the_peak_and_nothing_shed_that_fits(
         if not verdict.opens:
             assert (verdict.refusal is None) == bool(present)
             assert all(not tier.sizes for tier in made if tier.honest >= 0.6), "there was more to give"
+
+
+# ----------------------------------------------------------------------------------------------------- on a GPU
+
+
+class Card:
+    """A GPU of 1000 bytes and torch's allocator on it: a freed block stays reserved until it is given back."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, allocated: int) -> None:
+        self.allocated = self.reserved = allocated
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000 - self.reserved, 1000))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: self.reserved)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: self.allocated)
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda device: SimpleNamespace(is_integrated=False, total_memory=1000)
+        )
+        monkeypatch.setattr(torch.cuda, "empty_cache", self.empty)
+
+    def empty(self) -> None:
+        self.reserved = self.allocated
+
+    def take(self, nbytes: int) -> None:
+        self.allocated += nbytes
+        self.reserved = max(self.reserved, self.allocated)
+
+    def free(self, nbytes: int) -> None:
+        self.allocated -= nbytes
+
+
+class CardTier(Tier):
+    def __init__(self, card: Card, *sizes: int) -> None:
+        self.card, self.sizes, self.asked = card, list(sizes), []
+        card.take(sum(sizes))
+
+    def shed(self, nbytes: int) -> int:
+        self.asked.append(nbytes)
+        said = 0
+        while said < nbytes and self.sizes:
+            said += self.sizes.pop(0)
+        self.card.free(said)
+        return said
+
+
+def gpu_gate(card: Card, tier: CardTier) -> MemoryGate:
+    stack = CacheStack([], lambda name, reason: None)
+    options = with_defaults(SERVER_OPTIONS, {"prefill_chunk": 8, "mem_peak_gib": 900 / GIB, "mem_floor_gib": 0})
+    options["mem_ceiling_gib"] = 900 / GIB
+    facts = {"device": "cuda:0", "kv_bytes_per_token": 1, "workspace_bytes_per_row": 1}
+    model: Any = SimpleNamespace(facts=facts, tokenizer=SimpleNamespace(vocab_size=0))
+    guard = MemoryGate.for_model(model, options, stack, max_len=100)
+    stack.add([("tier", tier)])
+    return guard
+
+
+def test_on_a_gpu_the_allocators_free_blocks_are_room_and_a_shed_tier_is_seen_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card = Card(monkeypatch, allocated=400)
+    empty = CardTier(card)
+    guard = gpu_gate(card, empty)
+    told = guard.report()
+    assert (told["held_bytes"], told["available_bytes"], told["reusable_bytes"]) == (400, 600, 0)
+    card.take(500)
+    card.free(300)  # a request has ended: 900 reserved, 600 allocated
+    assert guard.report()["reusable_bytes"] == 300
+    assert guard.admit(asking(140), []).opens, "2 x 140 + 8 bytes fit into free blocks, up to the peak"
+    assert card.reserved == 900, "so nothing is given back to the driver"
+    empty.sizes.append(150)
+    guard._clock = lambda: time.monotonic() + 10
+    assert guard.admit(asking(200), []).opens
+    assert empty.asked == [108]
+    assert (card.allocated, card.reserved) == (450, 450)
+    (event,) = guard.report()["events"]
+    assert event["shed"]["tier"] == {"said": 150, "freed": 150}
+
+
+def test_on_a_gpu_what_never_fits_beside_the_weights_empties_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card(monkeypatch, allocated=400)
+    tier = CardTier(card)
+    guard = gpu_gate(card, tier)
+    tier.sizes.append(200)
+    card.take(200)
+    assert guard.admit(asking(247), []).refusal is not None  # 494 + 8 of 500
+    assert (tier.asked, card.reserved) == ([], 600)
+    assert guard.admit(asking(246), []).opens
+    assert tier.asked
 
 
 # ----------------------------------------------------------------------------------------------- inside the engine

@@ -38,7 +38,6 @@ class Prompts(CacheTier):
         self.grid = grid
         self.entries: dict[tuple[int, ...], Entry] = {}
         self.nbytes = 0
-        self.hits = self.misses = 0
 
     def lookup(self, tokens: abc.Sequence[int]) -> Match | None:
         """The entry that shares the longest beginning. Only a model that can trim may use a part of an entry."""
@@ -47,10 +46,7 @@ class Prompts(CacheTier):
             shared = common_prefix(entry.tokens, tokens)
             if shared > length and (self.trim or shared == len(entry.tokens)):
                 best, length = entry, shared
-        if best is None:
-            self.misses += 1
-            return None
-        return Match(length, best)
+        return Match(length, best) if best is not None else None
 
     def resume(self, match: Match, new_sequence: abc.Callable[[], Sequence]) -> Sequence | None:
         entry: Entry = match.handle
@@ -61,7 +57,6 @@ class Prompts(CacheTier):
         if match.length < len(entry.tokens):
             sequence.trim(match.length)
         self.entries[entry.tokens] = self.entries.pop(entry.tokens)
-        self.hits += 1
         return sequence
 
     def offer(self, moment: Moment, tokens: abc.Sequence[int], sequence: Sequence) -> None:
@@ -83,7 +78,7 @@ class Prompts(CacheTier):
         return freed
 
     def stats(self) -> abc.Mapping[str, float]:
-        return {"bytes": self.nbytes, "entries": len(self.entries), "hits": self.hits, "misses": self.misses}
+        return {"bytes": self.nbytes, "entries": len(self.entries)}
 
     def clear(self) -> None:
         self.entries.clear()

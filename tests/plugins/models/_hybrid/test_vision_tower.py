@@ -106,7 +106,7 @@ def test_rows_are_those_of_transformers(tower: VisionTower, size: tuple[int, int
 def test_a_larger_mlp_input_than_one_slice_changes_nothing(tower: VisionTower, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = picture(160, 128)
     whole = tower.rows(shown)
-    tower.forget()
+    tower.kept.clear()
     monkeypatch.setattr("tandem.plugins.models._hybrid.vision.SLICE", 7)
     torch.testing.assert_close(tower.rows(shown), whole, rtol=1e-5, atol=1e-5)
 
@@ -154,13 +154,13 @@ def counting(tower: VisionTower, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_picture_is_computed_once(tower: VisionTower, monkeypatch: pytest.MonkeyPatch) -> None:
-    tower.forget()
+    tower.kept.clear()
     computed = counting(tower, monkeypatch)
     first = tower.rows(picture(64, 64, 1))
     assert tower.rows(picture(64, 64, 1)) is first, "the same pixels again, sent in another request"
     tower.rows(picture(64, 64, 2))
     assert len(computed) == 2
-    assert tower.kept_bytes == 2 * first.nbytes
+    assert tower.kept.nbytes == 2 * first.nbytes
 
 
 def test_the_least_lately_used_picture_goes_when_room_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_the_least_lately_used_picture_goes_when_room_is_short(tmp_path: Path, m
     for shown in (a, b, a, c, a, b):
         small.rows(shown)
     assert computed == [a.id, b.id, c.id, b.id]
-    assert small.kept_bytes <= 2 * a.rows * 24 * 4
+    assert small.kept.nbytes <= 2 * a.rows * 24 * 4
 
 
 def test_a_picture_larger_than_the_room_is_kept_until_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

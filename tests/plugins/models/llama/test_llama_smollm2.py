@@ -11,11 +11,16 @@ import gguf
 import pytest
 import torch
 
+from tandem.core.engine.generation import Generation, Phase
+from tandem.core.engine.memory import Sizes
+from tandem.core.engine.request import Generate
+from tandem.core.engine.round import run_round
 from tandem.core.plugin import Block, Checkpoint
 from tandem.core.plugin.part import with_defaults
 from tandem.plugins.models.llama import OPTIONS, describe
 from tandem.plugins.models.llama.gguf_file import GgufFile
 from tandem.plugins.models.llama.model import from_source
+from tandem.testing.measure import peak_bytes
 
 
 def perplexity(logits: torch.Tensor, ids: list[int]) -> float:
@@ -157,3 +162,17 @@ def test_describe_and_facts_say_what_it_is(smollm2: Any, smollm2_gguf: Path) -> 
     assert "<|im_start|>" in smollm2.template
     assert smollm2.template_vars["bos_token"] == "<|im_start|>"
     assert smollm2.template_vars["eos_token"] == "<|im_end|>"
+
+
+def test_a_request_takes_no_more_memory_than_the_gate_counts_by_rule(smollm2: Any, ids: list[int]) -> None:
+    """The model does not tell its workspace, and its buffer of all layers stands beside the one it grows out of."""
+    request = Generate(ids * 2, 4)
+
+    def work() -> None:
+        generation = Generation(request, smollm2)
+        while generation.phase is not Phase.DONE:
+            run_round(smollm2, [generation])
+
+    counted = Sizes.of(smollm2.facts, 512, smollm2.tokenizer.vocab_size).of_request(request).total
+    taken = peak_bytes(work)
+    assert taken <= counted < 5 * taken

@@ -142,3 +142,20 @@ def test_a_model_that_is_told_to_leave_its_tower_out_refuses_pictures(model: Map
     with Box(plugins=[qwen3_5], model={**model, "vision": "off"}) as blind:
         assert "text only" in str(blind.chat(TALK).assert_status(400).error)
         assert blind.get("/v1/models").json()["data"][0]["input_modalities"] == ["text"]
+
+
+def test_the_pictures_rows_are_listed_and_emptied_with_the_caches(box: Box) -> None:
+    box.post("/v1/cache/clear")
+    ask = {"messages": [{"role": "user", "content": [part(PICTURES[0])]}], "max_tokens": 2, "cache_prompt": False}
+    before = box.get("/v1/cache/stats").json()["tiers"]["image_rows"]
+    assert (before["bytes"], before["entries"]) == (0, 0)
+    for _ in range(2):
+        assert box.post("/v1/chat/completions", ask).status_code == 200
+    told = box.get("/v1/cache/stats").json()["tiers"]["image_rows"]
+    assert told["entries"] == 1, "the same picture again, sent in another request"
+    assert told["bytes"] == PROCESSOR.rows(*PICTURES[0].size) * 48 * 4
+    assert told["misses"] == before["misses"] + 1
+    assert told["hits"] > before["hits"]
+    assert box.post("/v1/cache/clear").json()["before"]["image_rows"] == told
+    assert box.get("/v1/cache/stats").json()["tiers"]["image_rows"]["bytes"] == 0
+    assert box.get("/health").json()["cache_events"] == []
