@@ -98,7 +98,7 @@ def test_the_same_dangerous_call_again_ends_the_answer_with_the_rules_own_text(b
         answer.assert_finish("stop")
         answer.assert_text("[Tandem: bash was stopped.]")
         assert answer.calls == []
-        assert "bash" not in json.dumps([event["detail"] for event in host.events])
+        assert "bash" not in json.dumps([event["detail"] for event in host.events[since:]])
 
 
 @both
@@ -168,6 +168,7 @@ def test_a_call_that_the_limit_cut_is_no_call(box, streamed):
         answer = said(host, streamed, [("read", {"path": "a" * 200})], max_tokens=60)
         assert answer.calls == []
         assert answer.text.startswith("[Tandem stopped here: the token limit")
+        assert decided(host, since) == [("give_up", "cut_by_limit", True)]
 
 
 MAIL, EVENT = ("send_mail", {"to": "a", "body": "b"}), ("create_event", {"title": "a", "date": "b"})
