@@ -35,6 +35,7 @@ from tandem.core.plugin import (
     ImageRows,
     Model,
     Moment,
+    SafePoint,
     Sequence,
     TreeChooser,
     cut,
@@ -100,7 +101,7 @@ class Generation:
             request.stop,
             thinking,
             request.calls,
-            hold=watch is not None and watch.holds,
+            hold=watch.holds if watch is not None and watch.wants(SafePoint.SP3) else None,
             masks=request.masks,
         )
         self.steering = Steering(self.answer, thinking, request.constraint() if request.constraint else None)
