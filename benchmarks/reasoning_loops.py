@@ -1,6 +1,6 @@
 """The rule `reasoning_loop`, calibrated: which healthy texts it would close, and how soon it finds which loops.
 
-    python benchmarks/reasoning_loops.py [--sweep] [--model [--length 1500]] [--files 100] [--seed 1]
+    python benchmarks/reasoning_loops.py [--sweep] [--model [--length 800]] [--files 100] [--seed 1]
 
 * Healthy texts are what lies on this machine: the manual of Python, licences, descriptions of packages, comments and
   docstrings, code, C headers, tables, mathematics (docstrings of sympy), JSON and HTML; and made ones that a reasoning
@@ -409,6 +409,7 @@ def table_of_model(encode: Encode, length: int) -> None:
             tokens = encode(text)
             where = fires(tokens, {})
             ended = "by itself" if finish == "stop" else "at the limit"
+            print(f"{prompt} {len(tokens)} tokens", file=sys.stderr)
             rows.append([prompt, str(len(tokens)), ended, f"{where[0]}: {where[1]}" if where else "-"])
     show(["asked", "tokens written", "ended", "closed at"], rows)
 
@@ -419,12 +420,15 @@ def main() -> None:
     reader.add_argument("--seed", type=int, default=1)
     reader.add_argument("--sweep", action="store_true")
     reader.add_argument("--model", action="store_true")
-    reader.add_argument("--length", type=int, default=1500, help="tokens that the model may write")
+    reader.add_argument("--length", type=int, default=800, help="tokens that the model may write")
     chosen = reader.parse_args()
     chance = random.Random(chosen.seed)
     smollm2 = tokenizer()
     encode: Encode = smollm2.encode
     PIECES[:] = [smollm2.token_bytes(token).decode("utf-8", "replace") for token in range(smollm2.vocab_size)]
+    if chosen.model:
+        table_of_model(encode, chosen.length)
+        return
     start = time.perf_counter()
     streams = healthy(encode, chosen.files, chance)
     texts = [text for text in manual() if len(text) > 5000]
@@ -432,9 +436,6 @@ def main() -> None:
     print(f"{len(streams)} streams, {len(found)} loops, {time.perf_counter() - start:.0f} s", file=sys.stderr)
     if chosen.sweep:
         sweep(streams, found)
-        return
-    if chosen.model:
-        table_of_model(encode, chosen.length)
         return
     table_of_healthy(streams, {})
     table_of_loops(found, {})

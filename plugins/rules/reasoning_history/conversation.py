@@ -44,11 +44,11 @@ class Conversation:
         for message in reversed(messages):
             for text, is_thought in texts(message):
                 phrases, found = Phrases(order), set[int]()
-                end = min(len(text), left)
-                left -= end
-                for start in range(0, end, SLICE):
-                    found.update(phrases.feed(text[start : min(end, start + SLICE)]))
-                    if start + SLICE < end:
+                text = text[-left:]
+                left -= len(text)
+                for start in range(0, len(text), SLICE):
+                    found.update(phrases.feed(text[start : start + SLICE]))
+                    if start + SLICE < len(text):
                         yield True
                 found.update(phrases.end())
                 if is_thought:
@@ -56,7 +56,7 @@ class Conversation:
                         self._thought[phrase] = self._thought.get(phrase, 0) + 1
                 else:
                     self._said |= found
-                if end:
+                if text:
                     yield True
                 if not left:
                     return
