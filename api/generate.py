@@ -26,6 +26,7 @@ from tandem.api.request import ChatRequest, GenerationRequest
 from tandem.api.service import Service
 from tandem.api.stream import AnswerStream
 from tandem.api.usage import metrics, timings, usage
+from tandem.api.watching import MODE_HEADER
 from tandem.api.work import Work, chat_work, completion_work
 from tandem.core.engine.request import Generate, Refused
 from tandem.core.plugin import ClientMatch, Tokenizer
@@ -43,7 +44,7 @@ class Kind:
 
     route: str
     read: Callable[[Service, Mapping[str, Any]], Awaitable[GenerationRequest]]
-    work: Callable[[Service, Any, ClientMatch], Awaitable[Work]]
+    work: Callable[[Service, Any, ClientMatch, Mapping[str, str]], Awaitable[Work]]
     """What the engine is asked, prompt by prompt."""
     writer: type[ChatWriter] | type[CompletionWriter]
     logprobs: Callable[[Tokenizer], ChatLogprobs | CompletionLogprobs]
@@ -84,16 +85,17 @@ class GenerateRoute:
         try:
             ask = await kind.read(service, body)
             ask = service.regenerations.read(ask, body, client, request.headers)
+            planned = await kind.work(service, ask, client, request.headers)
         except FieldError as error:
             raise ApiError(400, str(error), param=error.param) from None
-        planned = await kind.work(service, ask, client)
         work = planned.requests
         presenter = service.presenter(ask, client)
         head = Head(
             service.new_id(kind.writer.PREFIX), int(time.time()), service.served_name or "", service.fingerprint
         )
         record = Record(head.id, kind.route, client.kind, client.session, ask.stream, ask.n)
-        headers = {CLIENT_HEADER: client.kind, **_left_out(ask), **_replayed(planned)}
+        record.watched(planned.watch, presenter)
+        headers = {CLIENT_HEADER: client.kind, **_mode(planned), **_left_out(ask), **_replayed(planned)}
         record.image_tokens = sum(placed.picture.rows for placed in work[0].images)
         record.on_end = partial(service.regenerations.ended, ask, client)
         if ask.stream:
@@ -173,6 +175,11 @@ class GenerateRoute:
 def _left_out(ask: GenerationRequest) -> dict[str, str]:
     """The header that says how many images the prompt does not show, when there are any."""
     return {LEFT_OUT_HEADER: str(ask.left_out)} if isinstance(ask, ChatRequest) and ask.left_out else {}
+
+
+def _mode(work: Work) -> dict[str, str]:
+    """The header that says in which mode rules watched the answer."""
+    return {MODE_HEADER: work.watch.shown_mode} if work.watch is not None else {}
 
 
 def _replayed(work: Work) -> dict[str, str]:

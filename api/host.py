@@ -14,7 +14,9 @@ from tandem.api.record import Record
 from tandem.api.replay import RecordedListener
 from tandem.api.service import Service
 from tandem.api.usage import usage
+from tandem.api.watching import MODE_HEADER
 from tandem.api.work import Work, chat_work
+from tandem.core.conductor import RAW
 from tandem.core.engine.request import CallPiece, Failed, Finished, Piece, Refused
 from tandem.core.plugin import (
     AnswerEnd,
@@ -54,7 +56,7 @@ class ServedHost:
             service.check_open()
             body = {**sampling, "messages": [dict(message) for message in messages], "max_tokens": max_tokens}
             ask = await service.read_chat(body)
-            work = await chat_work(service, ask, CLIENT)
+            work = await chat_work(service, ask, CLIENT, {MODE_HEADER: RAW})
             record = Record("-", "host", CLIENT.kind, None, stream=False)
             choices = Choices(
                 service.engine,
@@ -84,8 +86,9 @@ class ServedHost:
             ask = await service.read_chat(body)
             if ask.n != 1:
                 raise FieldError("n", "n must be 1 here")
-            work = await chat_work(service, ask, client)
+            work = await chat_work(service, ask, client, headers)
             presenter = Presenter("reasoning_content", service.ids)
+            record.watched(work.watch, presenter)
             listener = RecordedListener(service.engine, work.requests[0])
             async for event in self._events(listener, presenter, record, ask.stream, work):
                 yield event
@@ -137,7 +140,7 @@ class ServedHost:
                     if event.reason == ABANDONED:
                         raise cut_off()
                     if work.recorder is not None:
-                        work.recorder.ended(message, listener.tokens, event)
+                        work.recorder.ended(message, listener.tokens, event, listener.hidden)
                     cost = usage([event.stats], images=work.requests[0].images)
                     yield AnswerEnd(event.reason, cost, event.detail, event.stop)
                     return

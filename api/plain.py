@@ -115,7 +115,7 @@ class Choices:
                     elif isinstance(event, Finished | Failed):
                         self._record.heard(event)
                         if self._recorder is not None:
-                            self._recorder.ended(message, listener.tokens, event)
+                            self._recorder.ended(message, listener.tokens, event, listener.hidden)
                         return self._choice(event, message, logprobs)
                 if patience.over:
                     raise waited_too_long(self._patience_s)

@@ -28,6 +28,8 @@ class Presenter:
     call_ids: random.Random
     finish_words: frozenset[str] | None = None
     """The finish reasons that the client understands; None = all."""
+    made: list[str] = field(default_factory=list)
+    """The ids that were made."""
     _shown: frozenset[Channel] = field(init=False)
     _apart: bool = field(init=False)
 
@@ -61,7 +63,8 @@ class Presenter:
         return {"index": piece.index, "id": self.call_id(), "type": "function", "function": function}
 
     def call_id(self) -> str:
-        return f"call_{self.call_ids.getrandbits(96):024x}"
+        self.made.append(f"call_{self.call_ids.getrandbits(96):024x}")
+        return self.made[-1]
 
 
 @dataclass(slots=True)

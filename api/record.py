@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass, field
 
+from tandem.api.presenting import Presenter
+from tandem.core.conductor import Watch
 from tandem.core.engine.ledger import Row
 from tandem.core.engine.request import Failed, Finished, Stats
 
@@ -39,6 +41,14 @@ class Record:
     """One for each choice that ended."""
     on_end: Callable[[Record], None] | None = None
     """Told when the request is over."""
+    watch: Watch | None = None
+    """Its supervision."""
+    call_ids: Seq[str] = ()
+    """The calls of its answers."""
+
+    def watched(self, watch: Watch | None, presenter: Presenter) -> None:
+        """The request is under supervision, and the presenter names its calls."""
+        self.watch, self.call_ids = watch, presenter.made
 
     def heard(self, last: Finished | Failed) -> None:
         """A choice has ended."""
@@ -53,12 +63,12 @@ class Record:
     @property
     def prompt_tokens(self) -> int:
         """Each prompt once, however many choices continue it."""
-        return sum(choice.prompt_tokens for choice in self.stats) // self.n
+        return sum(choice.prompt_tokens - choice.hidden_prompt_tokens for choice in self.stats) // self.n
 
     @property
     def cached_tokens(self) -> int:
         """What of them came from a cache; the choice that reads the prompt for the others reports it."""
-        return sum(choice.cached_tokens for choice in self.stats)
+        return sum(choice.cached_tokens - choice.hidden_cached_tokens for choice in self.stats)
 
     @property
     def total_s(self) -> float:

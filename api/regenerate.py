@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from tandem.api.messages import SYSTEM
 from tandem.api.record import Record
-from tandem.api.request import ChatRequest, GenerationRequest
+from tandem.api.request import SAMPLING_FIELDS, ChatRequest, GenerationRequest
 from tandem.core.engine.request import Sampling
 from tandem.core.plugin import ClientMatch
 
@@ -41,9 +41,6 @@ SESSIONS = 1024
 
 HEADER = "x-tandem-regenerate"
 """`1`: this request is a regenerate. `0`: it is none. Without it the conversation tells."""
-
-SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed")
-"""A client that sends one of these gets what it sent."""
 
 PROGRAMS = frozenset({"plain", "curl", "openai_sdk", "host"})
 """Clients that say nothing about who sits there. A program that asks twice expects the same answer twice, so one of

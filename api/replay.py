@@ -40,8 +40,13 @@ class Found:
 
     turns: Mapping[int, Written]
     """Index of a message -> what the model wrote there."""
-    context: bytes
-    """A digest of the whole conversation: what the next answer answers."""
+    contexts: tuple[bytes, ...]
+    """For each message a digest of the conversation through it."""
+
+    @property
+    def context(self) -> bytes:
+        """The whole conversation: what the next answer answers."""
+        return self.contexts[-1] if self.contexts else b""
 
 
 class Replays:
@@ -64,6 +69,7 @@ class Replays:
         """
         turns: dict[int, Written] = {}
         context = b""
+        contexts: list[bytes] = []
         for index, message in enumerate(messages):
             said = _said(message, self.tags)
             if message["role"] == "assistant" and index < len(messages) - 1:
@@ -71,7 +77,8 @@ class Replays:
                 if turn is not None and (not said.thoughts or _digest(said.thoughts) == turn.thoughts):
                     turns[index] = turn
             context = _digest([context.hex(), message["role"], said.content, _calls(message, with_ids=False)])
-        return Found(turns, context)
+            contexts.append(context)
+        return Found(turns, tuple(contexts))
 
     def keep(self, context: bytes, message: Mapping[str, Any], turn: Written) -> None:
         """`message` is the turn as the client was given it, read as the messages of a request are."""
@@ -90,8 +97,11 @@ class Recorder:
     calls: Calls | None
     """How calls are read out of the answers."""
 
-    def ended(self, message: Message, tokens: Seq[int], last: Finished | Failed) -> None:
-        """An answer is over: `message` has all of it, and `tokens` are what the model wrote.
+    def ended(
+        self, message: Message, tokens: Seq[int], last: Finished | Failed, hidden: tuple[range, ...] = ()
+    ) -> None:
+        """An answer is over: `message` has all of it, and `tokens` are what the model wrote, with what stands at the
+        `hidden` places put between.
 
         It is kept unless the client has something else in hands: a text that was cut at a stop string, a rule's
         sentence, one call of several. Nor is one kept that ended inside its reasoning, which templates would close.
@@ -101,21 +111,22 @@ class Recorder:
         if last.detail.startswith("rule:") or not tokens or not self.replays.unkept.isdisjoint(tokens):
             return
         opened, closed = Channel.OPEN in message.channels, Channel.CLOSE in message.channels
-        if (opened and not closed) or self._dropped_calls(message, tokens, last.reason == "length"):
+        if (opened and not closed) or self._dropped_calls(message, tokens, last.reason == "length", hidden):
             return
         thoughts = "".join(message.thoughts).strip()
         turn = Written.of(
-            tokens, self.opening, opened or bool(self.opening.strip()), _digest(thoughts) if thoughts else b""
+            tokens, self.opening, opened or bool(self.opening.strip()), _digest(thoughts) if thoughts else b"", hidden
         )
         given = [{"role": "user", "content": ""}, message.object()]
         self.replays.keep(self.context, read_messages(given, Place("messages", 0))[1], turn)
 
-    def _dropped_calls(self, message: Message, tokens: Seq[int], cut: bool) -> bool:
+    def _dropped_calls(self, message: Message, tokens: Seq[int], cut: bool, hidden: tuple[range, ...]) -> bool:
         """Whether the model wrote calls that the client was not given."""
         if self.calls is None or (self.calls.wanted and self.calls.limit is None):
             return False
         detokenizer = Detokenizer(self.replays.tokenizer)
-        text = "".join(map(detokenizer.feed, tokens))
+        unseen = {place for places in hidden for place in places}
+        text = "".join(detokenizer.feed(token) for place, token in enumerate(tokens) if place not in unseen)
         if self.replays.tags is not None and Channel.CLOSE in message.channels:
             text = text.partition(self.replays.tags[1])[2]
         parser = self.calls.parser()
@@ -131,6 +142,12 @@ class RecordedListener(Listener):
         """What the model has written; whole when the last event was heard, empty when it never ran."""
         generation: Generation | None = getattr(self._job, "generation", None)
         return generation.output if generation is not None else ()
+
+    @property
+    def hidden(self) -> tuple[range, ...]:
+        """Which of them the client does not see."""
+        generation: Generation | None = getattr(self._job, "generation", None)
+        return tuple(generation.hidden) if generation is not None else ()
 
 
 # ------------------------------------------------------------------------------------------------- what is compared

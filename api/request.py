@@ -17,6 +17,8 @@ from tandem.core.engine.request import Sampling
 from tandem.core.plugin.vision import Picture
 
 AUTO = ToolChoice("auto")
+SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "seed")
+"""A client that sends one of these gets what it sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,8 @@ class GenerationRequest:
     n: int
     sampling: Sampling
     cache: bool
+    sampling_asked: bool = False
+    """The client named one of the settings of how tokens are drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +147,7 @@ def _shared(values: Mapping[str, Any], max_tokens: int, logprobs: int | None, de
             logprobs=logprobs,
         ),
         "cache": values.get("cache_prompt", True),
+        "sampling_asked": any(name in values for name in SAMPLING_FIELDS),
     }
 
 

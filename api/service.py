@@ -35,8 +35,10 @@ from tandem.api.request import (
     read_completion,
 )
 from tandem.core.engine.engine import Engine
+from tandem.core.engine.hidden import HiddenTurns
 from tandem.core.engine.ledger import Ledger, LedgerError
 from tandem.core.engine.notation import Notation, notation_of
+from tandem.core.engine.notes import Notes, moved
 from tandem.core.engine.prompt import Prompt, PromptError
 from tandem.core.engine.request import Calls, PlacedPicture, Refused
 from tandem.core.engine.splice import Pieces, Splicer
@@ -72,6 +74,8 @@ class Rendered:
     """A digest of the messages."""
     replayed: int = 0
     """Turns that stand in the ids as the model wrote them."""
+    hidden: tuple[range, ...] = ()
+    """Places of the ids that the client did not send."""
 
 
 class Service:
@@ -97,6 +101,9 @@ class Service:
         # Not os.urandom for each: a system call gives Python's lock away, and gets it back when the engine lets go.
         self.ids = random.Random()
         self._prompt = Prompt(platform.model) if platform.model else None
+        self.hidden_turns = HiddenTurns(self._prompt) if self._prompt else None
+        self._notes = Notes(self._prompt) if self._prompt else None
+        self.conductor = engine.conductor
         self.ledger = _ledger(self.options)
         self.running: dict[str, Listener] = {}
         """The streamed answers that run now, by their ids."""
@@ -124,6 +131,14 @@ class Service:
         self.model()
         assert self._notation is not None
         return self._notation
+
+    @property
+    def recommended_sampling(self) -> Mapping[str, float]:
+        """How the checkpoint's makers would draw; without their word, as a regenerated answer is drawn."""
+        told = self.facts.get("recommended_sampling")
+        if isinstance(told, Mapping):
+            return told
+        return {name: self.options[f"regenerate_{name}"] for name in ("temperature", "top_p", "top_k")}
 
     @property
     def answer_reserve(self) -> int | None:
@@ -175,29 +190,40 @@ class Service:
         if self.ledger is not None:
             self.ledger.close()
 
-    async def chat_prompt(self, ask: ChatRequest) -> Rendered:
-        """The conversation as text and token ids. Raises ApiError when the template refuses it."""
+    async def chat_prompt(self, ask: ChatRequest, note: str = "", *, thinks: bool = True) -> Rendered:
+        """The conversation as text and token ids, with the notes that it was given, and a new one at its end. Without
+        `thinks` a reasoning block that the template opens is closed at once. Raises ApiError when the template refuses
+        it."""
         size = sum(len(content_text(message)) for message in ask.messages)
-        return await self._off_loop(partial(self._render, ask), size, "messages")
+        return await self._off_loop(partial(self._render, ask, note, thinks), size, "messages")
 
-    def _render(self, ask: ChatRequest) -> Rendered:
-        prompt, replays = self._prompt, self._replays
+    def _render(self, ask: ChatRequest, note: str, thinks: bool) -> Rendered:
+        prompt, replays, notes = self._prompt, self._replays, self._notes
         assert prompt is not None
         assert replays is not None
+        assert notes is not None
         last = ask.messages[-1]
         continued = last["role"] == "assistant" and not last.get("tool_calls")
         found = replays.find(ask.messages)
         switches = {"add_generation_prompt": not continued, **ask.template_kwargs}
+        if note and not continued:
+            notes.keep(found.context, note)
+        noted = notes.find(found.contexts)
+        messages = notes.marked(ask.messages, noted) if noted else ask.messages
         pieces: Pieces = []
         replayed = 0
         if found.turns:
-            pieces, replayed = replays.splicer.render(ask.messages, found.turns, ask.template_tools, **switches)
-        text = pieces.pop() if pieces else prompt.render(ask.messages, ask.template_tools, **switches)
+            pieces, replayed = replays.splicer.render(messages, found.turns, ask.template_tools, **switches)
+        text = pieces.pop() if pieces else prompt.render(messages, ask.template_tools, **switches)
         assert isinstance(text, str)
         if continued:
             text = _unfinished(text, prompt.as_text(_last_words(last["content"])))
-        ids, images = prompt.placed(prompt.joined([*pieces, text]), ask.pictures)
-        return Rendered(text, ids, continued, images, found.context, replayed)
+        tags = self.notation.tags
+        if not thinks and tags is not None and self.notation.opens(text):
+            text = f"{text.rstrip()}\n\n{tags[1]}\n\n"
+        ids, hidden = notes.laid_out(notes.filled([*pieces, text], noted))
+        ids, images = prompt.placed(ids, ask.pictures)
+        return Rendered(text, ids, continued, images, found.context, replayed, moved(hidden, images))
 
     def recorder(self, ask: ChatRequest, rendered: Rendered, calls: Calls | None) -> Recorder | None:
         """What keeps the answers to this prompt; None when they are not to be kept, or could not be put back."""
@@ -243,6 +269,8 @@ class Service:
 
     def ended(self, record: Record) -> None:
         """A request is over: one log line, and the counters."""
+        if record.watch is not None:
+            record.watch.ended(record.call_ids)
         record.write()
         self.metrics.ended(record)
         if self.ledger is not None:

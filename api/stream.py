@@ -149,7 +149,7 @@ class AnswerStream:
                         await self._speak(out)
                     raise failed(last) if isinstance(last, Failed) else cut_off()
                 if self._recorder is not None:
-                    self._recorder.ended(message, listener.tokens, last)
+                    self._recorder.ended(message, listener.tokens, last, listener.hidden)
                 out.append(self._end(last, orphans, last_choice))
                 await self._speak(out)
                 return True

@@ -12,17 +12,20 @@ def usage(stats: Seq[Stats], prompts: int = 1, images: Seq[PlacedPicture] = ()) 
     """The counts of all choices. They stand prompt by prompt: `len(stats) / prompts` choices of each.
 
     A prompt counts once however many answers it has, and so do its cached tokens. `images` are those of the one prompt:
-    each of their rows is a prompt token, and `image_tokens` says how many that are when there are any.
+    each of their rows is a prompt token, and `image_tokens` says how many that are when there are any. What the client
+    did not send is counted in `hidden_tokens` alone.
     """
     first = stats[:: len(stats) // prompts]
-    prompt = sum(choice.prompt_tokens for choice in first)
+    hidden = sum(choice.hidden_prompt_tokens for choice in first)
+    prompt = sum(choice.prompt_tokens for choice in first) - hidden
     completion = sum(choice.completion_tokens for choice in stats)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {
-            "cached_tokens": sum(choice.cached_tokens for choice in first),
+            "cached_tokens": sum(choice.cached_tokens - choice.hidden_cached_tokens for choice in first),
+            **({"hidden_tokens": hidden} if hidden else {}),
             **({"image_tokens": sum(placed.picture.rows for placed in images)} if images else {}),
         },
         "completion_tokens_details": {"reasoning_tokens": sum(choice.reasoning_tokens for choice in stats)},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,8 +13,20 @@ from tandem.api.request import ChatRequest, CompletionRequest, GenerationRequest
 from tandem.api.service import Service
 from tandem.api.structured import constraint_for, offered_tools
 from tandem.api.thinking import budget
-from tandem.core.engine.request import Generate, Rank, SharedPrompt
+from tandem.api.watching import (
+    asked_mode,
+    begin_chat,
+    begin_plain,
+    document_of,
+    hidden_closing,
+    planned,
+    sampled,
+)
+from tandem.core.conductor import Watch
+from tandem.core.engine.request import Generate, Rank, SharedPrompt, Thinking
 from tandem.core.plugin import ClientMatch
+
+NO_HEADERS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +38,42 @@ class Work:
     """Keeps the answers for the prompts in which they come back; None = they are not kept."""
     replayed: int = 0
     """Earlier turns that the prompt shows as the model wrote them."""
+    watch: Watch | None = None
+    """The request's supervision."""
 
 
-async def chat_work(service: Service, ask: ChatRequest, client: ClientMatch) -> Work:
+async def chat_work(
+    service: Service, ask: ChatRequest, client: ClientMatch, headers: Mapping[str, str] = NO_HEADERS
+) -> Work:
     """The choices of a chat. Raises ApiError when the template refuses the messages, the prompt does not fit, or
-    what the answer should be can't be turned into a constraint."""
-    notation = service.notation
+    what the answer should be can't be turned into a constraint; FieldError for a header that is wrong."""
+    notation, conductor = service.notation, service.conductor
+    mode = asked_mode(headers)
+    ask = replace(ask, messages=tuple(conductor.rewritten(ask.messages, mode)))
     rendered = await service.chat_prompt(ask)
     room = _room(service, rendered.ids, ask, "messages")
     wanted = bool(ask.tools) and ask.tool_choice.mode != "none"
     tools = offered_tools(ask.tools) if wanted else ()
+    watch = begin_chat(
+        conductor,
+        ask,
+        client,
+        mode,
+        prompt_tokens=len(rendered.ids) - sum(map(len, rendered.hidden)),
+        max_tokens=room,
+        tools=tools,
+        constrained=ask.document is not None,
+        thinking=notation.opens(rendered.text),
+    )
+    plan = await planned(watch)
+    thinks = plan.think is None or plan.think[0] > 0
+    if plan.note or not thinks:
+        rendered = await service.chat_prompt(ask, plan.note, thinks=thinks)
+        room = _room(service, rendered.ids, ask, "messages")
+    if plan.sampling is not None:
+        ask = replace(ask, sampling=sampled(ask.sampling, plan.sampling, service.recommended_sampling))
+    if ask.document is None and (document := document_of(plan)) is not None:
+        ask = replace(ask, document=document)
     constraint = None
     if ask.document is not None or wanted:
         # A large schema compiles for a while; streams go on meanwhile.
@@ -46,6 +84,9 @@ async def chat_work(service: Service, ask: ChatRequest, client: ClientMatch) -> 
     thinking = notation.thinking(
         rendered.text, may_spend, may_open=constraint is None and not rendered.continued and ask.wish.on is not False
     )
+    thinking = hidden_closing(watch, thinking, asked=may_spend == ask.wish.cap)
+    if thinks and plan.think is not None and thinking is not None:
+        thinking = _limited(thinking, *plan.think, service)
     forced = ask.tool_choice.mode in ("required", "function")
     one_call = ask.parallel_tool_calls is False or (forced and ask.parallel_tool_calls is not True)
     first = Generate(
@@ -62,17 +103,39 @@ async def chat_work(service: Service, ask: ChatRequest, client: ClientMatch) -> 
         images=rendered.images,
         keep_text=ask.keep_text,
         rank=rank_of(client),
+        watch=watch,
+        sentence=(plan.by, plan.give_up) if plan.give_up is not None else None,
+        masks=plan.masks,
+        hidden=service.hidden_turns,
+        hidden_prompt=rendered.hidden,
     )
     recorder = service.recorder(ask, rendered, first.calls)
-    return Work(_choices(first, ask.n), recorder, rendered.replayed)
+    return Work(_choices(first, ask.n), recorder, rendered.replayed, watch)
 
 
-async def completion_work(service: Service, ask: CompletionRequest, client: ClientMatch) -> Work:
-    """For each prompt in order its choices. Raises ApiError when a prompt is empty or does not fit."""
+def _limited(thinking: Thinking, tokens: int, text: str, service: Service) -> Thinking:
+    """The reasoning with a task's limit, where the client's own is not lower."""
+    if thinking.budget is not None and thinking.budget <= tokens:
+        return thinking
+    closer = thinking.tags[1]
+    words = text if closer in text else f"{text.rstrip()}\n{closer}"
+    closing = tuple(service.model().tokenizer.encode(f"\n{words.strip()}\n\n")) if text.strip() else thinking.closing
+    return replace(thinking, budget=tokens, closing=closing, hide_closing="rule")
+
+
+async def completion_work(
+    service: Service, ask: CompletionRequest, client: ClientMatch, headers: Mapping[str, str] = NO_HEADERS
+) -> Work:
+    """For each prompt in order its choices. Raises ApiError when a prompt is empty or does not fit; FieldError for a
+    header that is wrong."""
     work: list[Generate] = []
+    mode = asked_mode(headers)
+    watch: Watch | None = None
     for plain in ask.prompts:
         ids = await service.plain_prompt(plain)
         room = _room(service, ids, ask, "prompt")
+        watch = begin_plain(service.conductor, ask, client, mode, len(ids), room)
+        plan = await planned(watch)
         first = Generate(
             prompt=ids,
             max_tokens=room,
@@ -81,9 +144,12 @@ async def completion_work(service: Service, ask: CompletionRequest, client: Clie
             client=client.kind,
             cache=ask.cache,
             rank=rank_of(client),
+            watch=watch,
+            sentence=(plan.by, plan.give_up) if plan.give_up is not None else None,
+            masks=plan.masks,
         )
         work += _choices(first, ask.n)
-    return Work(work)
+    return Work(work, watch=watch)
 
 
 OWN = "host"
@@ -111,6 +177,7 @@ def _choices(first: Generate, n: int) -> list[Generate]:
             first,
             sampling=replace(first.sampling, seed=choice_seed(first.sampling.seed, index)),
             shared=shared,
+            watch=first.watch if index == 0 or first.watch is None else first.watch.fork(),
         )
         for index in range(n)
     ]

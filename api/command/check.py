@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tandem.api.command.manifests import SECTIONS, CommandFailed, read_manifest, reported, set_option
+from tandem.api.command.manifests import CommandFailed, read_manifest, reported, set_option
+from tandem.core.engine.options import SECTIONS
 from tandem.core.kernel import Manifest
 from tandem.core.kernel.memory import misfit
 from tandem.core.plugin import KINDS, ModelError

@@ -12,8 +12,9 @@ import click
 from rich.console import Console
 from rich.markdown import Markdown
 
-from tandem.api.command.manifests import SECTIONS, CommandFailed
+from tandem.api.command.manifests import CommandFailed
 from tandem.api.fields import TABLES, Disposition, Field
+from tandem.core.engine.options import SECTIONS
 from tandem.core.kernel import Registry, nearest
 from tandem.core.kernel.manifest import MODEL_OPTIONS
 from tandem.core.plugin import KINDS, hookspecs

@@ -10,11 +10,8 @@ from typing import IO, Any
 import click
 
 from tandem.api.auth import read_gate
-from tandem.core.engine.options import SERVER_OPTIONS
+from tandem.core.engine.options import SECTIONS
 from tandem.core.kernel import Manifest, ManifestError, Registry, StartError, load_manifest
-
-SECTIONS = {"server": SERVER_OPTIONS}
-"""The manifest's sections that are not about plugins."""
 
 
 def read_manifest(

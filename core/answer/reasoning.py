@@ -65,6 +65,14 @@ class ReasoningSplit:
         channel = {_State.INSIDE: Channel.REASONING, _State.BEHIND: Channel.CLOSE}.get(self._state, Channel.CONTENT)
         return _marked(self._held.take_all(), channel)
 
+    def close(self) -> list[Piece]:
+        """The reasoning ends here, by words that the client does not see: what was held, and the closing tag."""
+        if self._state is not _State.INSIDE:
+            return []
+        out = _marked(self._held.take_all(), Channel.REASONING)
+        self._state = _State.BEHIND
+        return [*out, Piece(f"{self._close}\n\n", tokens=0, channel=Channel.CLOSE)]
+
     def _step(self, out: list[Piece]) -> bool:
         """Move on by one state if the held text allows; True when there may be more to do."""
         text = self._held.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,10 +19,25 @@ class Entry:
     rule: str
     point: str
     action: str
-    """`pass`, `notify`, `give_up` or `fault`."""
+    """An action's name (`pass`, `give_up`, ...), or `fault`."""
     reason: str
     done: bool
     """Whether the action took effect; False in shadow mode and for faults."""
+    task: str = ""
+    """The task's name in the policy."""
+    mode: str = ""
+    """The task's mode in this request: `act` or `shadow`."""
+    session: str = ""
+    client: str = ""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers and short words."""
+    score: float | None = None
+    position: int = 0
+    """Tokens behind the prompt when it was decided."""
+    reasoning_tokens: int = 0
+    hidden: str = ""
+    """The text that the model read and the client did not; empty when there was none."""
+    hidden_tokens: int = 0
     time: float = field(default_factory=time.time)
 
 
@@ -40,3 +56,6 @@ class Journal:
         """All kept entries, oldest first."""
         with self._lock:
             return [asdict(entry) for entry in self._entries]
+
+    def close(self) -> None:
+        """The server goes down."""

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 import time
-import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from tandem.core.conductor.desk import Answerer, Desk, Line
 from tandem.core.conductor.journal import Entry, Journal
-from tandem.core.plugin import Action, ActionKind, RequestEvent, Rule, SafePoint, Task
-from tandem.core.plugin.rule import Event
+from tandem.core.conductor.roster import ON, RAW, SHADOW, Caps, Post, Roster, lowest
+from tandem.core.conductor.sessions import Sessions, SessionState
+from tandem.core.plugin import Action, ActionKind, RequestEvent, SafePoint, WrittenCall
+from tandem.core.plugin.rule import ALLOWED, Event
 
 log = logging.getLogger("tandem.conductor")
 
@@ -21,101 +25,465 @@ FAULTS = 3
 """This many faults of a rule within FAULT_WINDOW_S seconds switch it off."""
 FAULT_WINDOW_S = 60.0
 
+HIDDEN = frozenset({ActionKind.CLOSE_REASONING, ActionKind.CONTINUE, ActionKind.REGENERATE_CALL})
+"""What makes the model write on hidden from the client. Beyond the caps the answer ends instead."""
+FREE = frozenset({ActionKind.NOTIFY, ActionKind.MASK, ActionKind.SET_SAMPLING})
+"""What the caps do not count."""
+
+Fail = Callable[[str, str], None]
+ReadCalls = Callable[[str], tuple[list[WrittenCall], str]]
+
 
 @dataclass(frozen=True, slots=True)
-class _Post:
-    """A rule on duty."""
+class Act:
+    """An action that is to be done."""
 
-    rule: Rule
-    task: Task
+    post: Post
+    action: Action
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What SP4 decided about a request."""
+
+    note: str = ""
+    """Added to the prompt's tail, hidden."""
+    think: tuple[int, str] | None = None
+    """The most reasoning tokens, and what closes the reasoning then."""
+    document: Mapping[str, Any] | None = None
+    """What constrains the answer."""
+    sampling: Mapping[str, float] | None = None
+    masks: Mapping[str, str] = field(default_factory=dict)
+    give_up: str | None = None
+    """The sentence that is the whole answer."""
+    by: str = ""
+    """The task that gave up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of the calls that are held."""
+
+    repairs: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Index -> the arguments to send instead."""
+    again: str = ""
+    """What is put to the model so that it writes the calls again; empty = they go out."""
+    give_up: str | None = None
+    by: str = ""
 
 
 class Supervisor:
-    """Holds the rules that are on. `fail(name, reason)` is called when one is switched off."""
+    """Asks rules on behalf of requests. `fail(rule, reason)` is called when one is switched off. Thread-safe."""
 
     def __init__(
         self,
-        rules: Seq[tuple[Rule, Mapping[str, Any]]],
         journal: Journal,
-        fail: Callable[[str, str], None],
+        fail: Fail = lambda name, reason: None,
+        *,
+        sessions: Sessions | None = None,
+        tokens: Callable[[str], int] = len,
+        budget_s: float = 0.02,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.journal = journal
+        self.sessions = sessions or Sessions()
+        self.tokens = tokens
+        self.clock = clock
+        self.desk = Desk(budget_s)
+        self.off: set[str] = set()
+        """The rules that were switched off."""
         self._fail = fail
-        self._clock = clock
         self._faults: dict[str, deque[float]] = defaultdict(deque)
         self._numbers = itertools.count(1)
-        self._posts: dict[SafePoint, list[_Post]] = defaultdict(list)
-        for rule, options in rules:
-            mode = "act" if options["mode"] == "on" else options["mode"]
-            if mode != "off":
-                params = {name: value for name, value in options.items() if name != "mode"}
-                self._posts[rule.at].append(_Post(rule, Task(rule.name, mode, params)))
+        self._lock = threading.Lock()
 
-    def begin(self, request: RequestEvent) -> Watch:
-        """The supervision of one request."""
-        return Watch(self, next(self._numbers), request)
+    def begin(self, request: RequestEvent, roster: Roster, mode: str = ON) -> Watch:
+        """The supervision of one request, in `mode` at most. Several choices are never acted on."""
+        mode = lowest(mode, SHADOW if request.n > 1 else ON)
+        roster = roster.without(self.off).lowered(mode)
+        session = self.sessions.of(request.session) if request.session else SessionState("")
+        return Watch(self, next(self._numbers), request, roster, mode, session)
 
-    def posts(self, point: SafePoint) -> list[_Post]:
-        return self._posts[point]
+    def rewritten(self, messages: Seq[Mapping[str, Any]], roster: Roster, mode: str) -> Seq[Mapping[str, Any]]:
+        """The messages as the rules that act want them read."""
+        for post in roster.without(self.off).lowered(mode).posts:
+            if post.rule.rewrite is None or not post.acts:
+                continue
+            [outcome] = self.desk.ask([partial(post.rule.rewrite, messages, post.task)], [Line()])
+            if outcome.fault:
+                self.fault(Entry(0, post.rule.name, SafePoint.SP4.value, "fault", outcome.fault, False, post.task.name))
+            elif outcome.value is not None:
+                messages = outcome.value
+        return messages
 
-    def fault(self, number: int, post: _Post, point: SafePoint, reason: str) -> None:
+    def fault(self, entry: Entry) -> None:
         """Journal a rule's fault; the third within a minute switches the rule off."""
-        self.journal.write(Entry(number, post.rule.name, point.value, "fault", reason, done=False))
-        now, faults = self._clock(), self._faults[post.rule.name]
-        faults.append(now)
-        while now - faults[0] > FAULT_WINDOW_S:
-            faults.popleft()
-        if len(faults) >= FAULTS:
-            self._posts[point] = [p for p in self._posts[point] if p is not post]
-            why = f"{len(faults)} faults in {FAULT_WINDOW_S:g} s, the last: {reason}"
-            log.warning("rule %s is switched off: %s", post.rule.name, why)
-            self._fail(post.rule.name, why)
+        self.journal.write(entry)
+        with self._lock:
+            now, faults = self.clock(), self._faults[entry.rule]
+            faults.append(now)
+            while now - faults[0] > FAULT_WINDOW_S:
+                faults.popleft()
+            if len(faults) < FAULTS or entry.rule in self.off:
+                return
+            self.off.add(entry.rule)
+        why = f"{len(faults)} faults in {FAULT_WINDOW_S:g} s, the last: {entry.reason}"
+        log.warning("rule %s is switched off: %s", entry.rule, why)
+        self._fail(entry.rule, why)
+
+    def close(self) -> None:
+        self.desk.close()
 
 
 @dataclass(slots=True)
+class _Place:
+    """One task's view of its session."""
+
+    key: str
+    data: dict[str, Any]
+
+
 class _Surroundings:
     """What a rule sees besides its event (`Supervision`)."""
 
-    request: RequestEvent
-    memo: dict[str, Any]
+    def __init__(self, watch: Watch, post: Post) -> None:
+        self._watch, self._post = watch, post
+        self.line = Line()
+        self.memo: dict[str, Any] = watch.memos[post.task.name]
+        self.session = _Place(watch.session.key, watch.session.of(post.task.name))
+
+    @property
+    def request(self) -> RequestEvent:
+        return self._watch.request
+
+    @property
+    def now(self) -> float:
+        return self._watch.supervisor.clock()
+
+    @property
+    def room(self) -> bool:
+        return self._post.acts and self._watch.room
+
+    def tokens(self, text: str) -> int:
+        return self._watch.supervisor.tokens(text)
+
+    def read_calls(self, text: str) -> tuple[list[WrittenCall], str]:
+        return self._watch.read_calls(text)
+
+    def ask(self, question: str, options: Seq[str]) -> list[float]:
+        return self.line.ask(question, options)
 
 
 @dataclass(slots=True)
 class Watch:
-    """One request's supervision."""
+    """One request's supervision; a choice of several has its own (`fork`)."""
 
     supervisor: Supervisor
     number: int
     request: RequestEvent
+    roster: Roster
+    mode: str
+    session: SessionState
     memos: dict[str, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
+    acts: int = 0
+    """Acts that were done, as the caps count them."""
+    acted: bool = False
+    """Something was done that changed the answer."""
+    read_calls: ReadCalls = lambda text: ([], text)
+    _last: tuple[str, ActionKind, str] | None = None
+    """The hidden action that was done last."""
+    _posts: dict[SafePoint, list[Post]] = field(default_factory=dict)
+
+    def fork(self) -> Watch:
+        """The supervision of another choice of the same request."""
+        return replace(self, memos=defaultdict(dict), acts=0, acted=False, _last=None, _posts={})
+
+    @property
+    def acting(self) -> bool:
+        """Rules watch over this request, and may act."""
+        return self.mode == ON and bool(self.roster.posts)
+
+    @property
+    def shown_mode(self) -> str:
+        """The mode as the client is told: where no rule watches, the answer is the engine's own."""
+        return self.mode if self.roster.posts else RAW
 
     def wants(self, point: SafePoint) -> bool:
         """Whether any rule stands there; spares building an event for nobody."""
-        return bool(self.supervisor.posts(point))
+        return bool(self._at(point))
 
-    def at(self, point: SafePoint, event: Event) -> tuple[str, Action] | None:
-        """Ask every rule at this point. The first act that ends the answer wins: `(rule's name, action)`."""
-        for post in list(self.supervisor.posts(point)):
-            action = self._ask(post, point, event)
-            if action is None or (action.kind is ActionKind.PASS and not action.reason):
+    @property
+    def holds(self) -> bool:
+        """Whether the answer's calls have to wait for its end: a task that acts may want to see them first."""
+        if self.request.constrained or not self.request.tools:
+            return False
+        return any(post.acts and self._held_by(post) for post in self._at(SafePoint.SP3))
+
+    @property
+    def room(self) -> bool:
+        """Whether the caps leave room for another act."""
+        caps: Caps = self.roster.caps
+        hour = self.session.acted(self.supervisor.clock()) if self.session.key else 0
+        return self.acts < caps.acts_per_request and hour < caps.acts_per_session_hour
+
+    # ------------------------------------------------------------------------------------------ the safe points
+
+    def plan(self) -> Plan:
+        """Ask at LABEL and at SP4. Called once, before the prefill."""
+        for post, action in self._ask(SafePoint.LABEL, self.request):
+            self._seen(post, SafePoint.LABEL, action)
+        plan = Plan()
+        for post, action in self._ask(SafePoint.SP4, self.request):
+            wanted = self._allowed(post, SafePoint.SP4, action)
+            if plan.give_up is not None or not wanted or not self._may(post, action):
+                self._seen(post, SafePoint.SP4, action)
                 continue
-            done = post.task.mode == "act" and action.kind is not ActionKind.PASS
-            self.supervisor.journal.write(
-                Entry(self.number, post.rule.name, point.value, action.kind.value, action.reason, done)
-            )
-            if done and action.kind is ActionKind.GIVE_UP:
-                return post.rule.name, action
-        return None
+            planned = _planned(plan, post, action, self.request)
+            self._journal(post, SafePoint.SP4, action, done=planned is not None)
+            plan = planned or plan
+        return plan
 
-    def _ask(self, post: _Post, point: SafePoint, event: Event) -> Action | None:
-        try:
-            action = post.rule.check(event, post.task, _Surroundings(self.request, self.memos[post.rule.name]))
-        except Exception as error:
-            reason = traceback.format_exception_only(error)[-1].strip()
-            self.supervisor.fault(self.number, post, point, reason)
-            return None
-        if action is not None and not isinstance(action, Action):
-            self.supervisor.fault(self.number, post, point, f"returned {type(action).__name__}, not an Action or None")
-            return None
-        return action
+    def at(self, point: SafePoint, event: Event, answer: Answerer | None = None) -> Act | None:
+        """Ask every rule at SP1 or SP2. The first that wants something done gets it; the others are journaled.
+
+        `answer` puts questions to the model. A hidden action beyond the caps, or the same one twice in a row, becomes
+        giving up. The caller says with `done` what it did.
+        """
+        chosen: Act | None = None
+        for post, action in self._ask(point, event, answer):
+            if chosen is None and self._allowed(post, point, action) and self._may(post, action, quiet=True):
+                chosen = Act(post, self._capped(post, action))
+            else:
+                self._seen(post, point, action, event)
+        return chosen
+
+    def calls(self, events: Seq[Event]) -> Verdict:
+        """Ask every rule at SP3 about each held call. None goes out before all are checked."""
+        repairs: dict[int, Mapping[str, Any]] = {}
+        again: list[Act] = []
+        for place, event in enumerate(events):
+            for post, action in self._ask(SafePoint.SP3, event):
+                if not self._allowed(post, SafePoint.SP3, action) or not self._may(post, action, quiet=True):
+                    self._seen(post, SafePoint.SP3, action)
+                elif action.kind is ActionKind.REPAIR_CALL:
+                    repairs[place] = action.detail["arguments"]
+                    self.done(Act(post, action), SafePoint.SP3)
+                elif action.kind is ActionKind.GIVE_UP:
+                    self.done(Act(post, action), SafePoint.SP3)
+                    return Verdict(give_up=action.text, by=post.task.name)
+                else:
+                    again.append(Act(post, action))
+        if not again:
+            return Verdict(repairs)
+        final = any(getattr(event, "final", False) for event in events)
+        reason = "ended" if final else "caps" if not self.room else "twice" if self._is_twice(again[0]) else ""
+        if not reason:
+            for act in again:
+                self.done(act, SafePoint.SP3)
+            return Verdict(
+                again="\n\n".join(dict.fromkeys(act.action.text for act in again)), by=again[0].post.task.name
+            )
+        must = [act for act in again if act.action.detail.get("fallback") != "release"]
+        for act in again:
+            end = "give_up" if act in must else "release"
+            told = replace(act.action, detail={**act.action.detail, "instead": f"{end}({reason})"})
+            self._journal(act.post, SafePoint.SP3, told, done=False)
+        if not must:
+            return Verdict(repairs)
+        act = Act(must[0].post, Action.give_up(self.roster.give_up, f"{must[0].action.reason}, {reason}"))
+        self.done(act, SafePoint.SP3)
+        return Verdict(give_up=act.action.text, by=act.post.task.name)
+
+    def done(self, act: Act, point: SafePoint, event: Event | None = None, *, tokens: int = 0) -> None:
+        """An act was done; `tokens` of it are hidden. Journaled, and counted by the caps."""
+        self._journal(act.post, point, act.action, done=True, event=event, tokens=tokens)
+
+    def undone(self, act: Act, point: SafePoint, why: str, event: Event | None = None) -> None:
+        """An act could not be done."""
+        told = replace(act.action, detail={**act.action.detail, "not_done": why})
+        self._journal(act.post, point, told, done=False, event=event)
+
+    def note(self, task: str, action: Action, tokens: int, *, position: int, reasoning_tokens: int) -> None:
+        """Journal something that was done for a task that is no rule's: a client's own budget, say."""
+        self.acted = True
+        self.supervisor.journal.write(
+            replace(
+                self._entry("", SafePoint.SP1, action, done=True, tokens=tokens),
+                task=task,
+                mode="act",
+                position=position,
+                reasoning_tokens=reasoning_tokens,
+            )
+        )
+
+    def begun(self) -> None:
+        """The request was taken."""
+        self.session.running += 1
+        self.session.client, self.session.profile = self.request.client, self.request.profile
+
+    def ended(self, call_ids: Seq[str] = ()) -> None:
+        """The request is over; its answer has these calls."""
+        self.supervisor.sessions.ended(self.session, call_ids)
+
+    # ------------------------------------------------------------------------------------------------- its parts
+
+    def _at(self, point: SafePoint) -> list[Post]:
+        posts = self._posts.get(point)
+        if posts is None:
+            posts = self._posts[point] = self.roster.at(point)
+        return posts
+
+    def _held_by(self, post: Post) -> bool:
+        if post.rule.holds is None:
+            return True
+        [outcome] = self.supervisor.desk.ask([partial(post.rule.holds, self.request, post.task)], [Line()])
+        if outcome.fault:
+            self._fault(post, SafePoint.SP3, outcome.fault)
+        return bool(outcome.value)
+
+    def _ask(self, point: SafePoint, event: Event, answer: Answerer | None = None) -> list[tuple[Post, Action]]:
+        """What the rules at this point want, in order."""
+        off = self.supervisor.off
+        posts = [post for post in self._at(point) if post.rule.name not in off]
+        if not posts:
+            return []
+        surroundings = [_Surroundings(self, post) for post in posts]
+        checks = [
+            partial(post.rule.check, event, post.task, around)  # type: ignore[arg-type]
+            for post, around in zip(posts, surroundings, strict=True)
+        ]
+        outcomes = self.supervisor.desk.ask(checks, [around.line for around in surroundings], answer)
+        wanted: list[tuple[Post, Action]] = []
+        for post, outcome in zip(posts, outcomes, strict=True):
+            actions = _actions(outcome.value)
+            if outcome.fault or isinstance(actions, str):
+                self._fault(post, point, outcome.fault or str(actions))
+                continue
+            if outcome.seconds > self.supervisor.desk.budget_s:
+                self._late(post, point, outcome.seconds)
+            wanted += [(post, action) for action in actions]
+        return wanted
+
+    def _allowed(self, post: Post, point: SafePoint, action: Action) -> bool:
+        """Whether there is anything to do. An action that can't be done here is the rule's fault."""
+        if action.kind in (ActionKind.PASS, ActionKind.NOTIFY):
+            return False
+        if action.kind in ALLOWED[point]:
+            return True
+        self._fault(post, point, f"{action.kind.value} can't be done at {point.value}")
+        return False
+
+    def _may(self, post: Post, action: Action, *, quiet: bool = False) -> bool:
+        """Whether the task may act, and (unless something else is done beyond them) the caps leave room."""
+        if not post.acts or action.detail.get("mode") == SHADOW:
+            return False
+        return quiet or action.kind in FREE or action.kind is ActionKind.GIVE_UP or self.room
+
+    def _capped(self, post: Post, action: Action) -> Action:
+        if action.kind not in HIDDEN:
+            return action
+        why = "caps" if not self.room else "twice" if self._is_twice(Act(post, action)) else ""
+        return Action.give_up(self.roster.give_up, f"{action.reason}, {why}") if why else action
+
+    def _is_twice(self, act: Act) -> bool:
+        return self._last == _name(act)
+
+    def _seen(self, post: Post, point: SafePoint, action: Action, event: Event | None = None) -> None:
+        """Journal what nothing came of but the entry; a note to the journal is done by that."""
+        self._journal(post, point, action, done=post.acts and action.kind is ActionKind.NOTIFY, event=event)
+
+    def _journal(
+        self, post: Post, point: SafePoint, action: Action, *, done: bool, event: Event | None = None, tokens: int = 0
+    ) -> None:
+        if action.kind is ActionKind.PASS and not action.reason:
+            return
+        if done and action.kind is not ActionKind.NOTIFY:
+            self.acted = True
+            if action.kind in HIDDEN:
+                self._last = _name(Act(post, action))
+            if action.kind not in FREE:
+                self.acts += 1
+                if self.session.key:
+                    self.session.acts.append(self.supervisor.clock())
+        entry = self._entry(post.rule.name, point, action, done=done, tokens=tokens)
+        self.supervisor.journal.write(
+            replace(
+                entry,
+                task=post.task.name,
+                mode=post.task.mode,
+                position=getattr(event, "tokens", 0),
+                reasoning_tokens=getattr(event, "reasoning_tokens", 0),
+            )
+        )
+
+    def _entry(self, rule: str, point: SafePoint, action: Action, *, done: bool, tokens: int = 0) -> Entry:
+        return Entry(
+            self.number,
+            rule,
+            point.value,
+            action.kind.value,
+            action.reason,
+            done,
+            session=self.session.key,
+            client=self.request.client,
+            detail={k: v for k, v in action.detail.items() if k not in ("words", "arguments", "then", "document")},
+            score=action.score,
+            hidden=action.text if action.kind not in (ActionKind.GIVE_UP, ActionKind.NOTIFY) else "",
+            hidden_tokens=tokens,
+        )
+
+    def _fault(self, post: Post, point: SafePoint, reason: str) -> None:
+        self.supervisor.fault(
+            Entry(
+                self.number,
+                post.rule.name,
+                point.value,
+                "fault",
+                reason,
+                done=False,
+                task=post.task.name,
+                mode=post.task.mode,
+                session=self.session.key,
+                client=self.request.client,
+            )
+        )
+
+    def _late(self, post: Post, point: SafePoint, seconds: float) -> None:
+        """Journal that a check took longer than it may, once a request."""
+        memo = self.memos["_late"]
+        if post.task.name not in memo:
+            memo[post.task.name] = True
+            ms = round(seconds * 1e3)
+            self._journal(post, point, Action.passed(f"overrun({ms} ms)", ms=ms), done=False)
+
+
+def _name(act: Act) -> tuple[str, ActionKind, str]:
+    """What makes two hidden actions the same: the task, the kind, and the word of the reason."""
+    return act.post.task.name, act.action.kind, act.action.reason.partition("(")[0]
+
+
+def _actions(value: Any) -> list[Action] | str:
+    """A check's result as a list, or what is wrong with it."""
+    if value is None:
+        return []
+    given = [value] if isinstance(value, Action) else value
+    if not isinstance(given, list | tuple) or not all(isinstance(action, Action) for action in given):
+        return f"returned {type(value).__name__}, not an Action or None"
+    return list(given)
+
+
+def _planned(plan: Plan, post: Post, action: Action, request: RequestEvent) -> Plan | None:
+    """The plan with the action in it; None when there is no place for it."""
+    kind, detail = action.kind, action.detail
+    if kind is ActionKind.GIVE_UP:
+        return replace(plan, give_up=action.text, by=post.task.name)
+    if kind is ActionKind.PROMPT_TAIL_NOTE:
+        return replace(plan, note=action.text) if not plan.note and action.text.strip() else None
+    if kind is ActionKind.SET_THINK_BUDGET:
+        return replace(plan, think=(max(0, int(detail["tokens"])), action.text)) if plan.think is None else None
+    if kind is ActionKind.SET_CONSTRAINT:
+        return replace(plan, document=detail["document"]) if plan.document is None and not request.constrained else None
+    if kind is ActionKind.SET_SAMPLING:
+        free = plan.sampling is None and not request.sampling_asked
+        return replace(plan, sampling={k: float(v) for k, v in detail.items() if k != "mode"}) if free else None
+    return replace(plan, masks={**plan.masks, **detail["words"]}) if kind is ActionKind.MASK else None

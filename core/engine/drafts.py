@@ -36,10 +36,11 @@ class Drafts:
     def __bool__(self) -> bool:
         return bool(self._sessions)
 
-    def extend(self, tokens: Seq[int]) -> None:
-        """These tokens became part of the text."""
+    def extend(self, tokens: Seq[int], *, hidden: bool = False) -> None:
+        """These tokens became part of the text; `hidden` ones are nobody else's business."""
         for name, session in list(self._sessions.items()):
-            self._guarded(name, lambda session=session: session.extend(tokens), None)  # type: ignore[misc]
+            take = getattr(session, "extend_hidden", session.extend) if hidden else session.extend
+            self._guarded(name, partial(take, tokens), None)
 
     def propose(self, root: int, limit: int, chooser: TreeChooser, context: int) -> list[DraftTree]:
         """The trees of all drafters that the chooser wants and that have something to say.

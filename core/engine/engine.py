@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from tandem.core.conductor import Journal, Supervisor
+from tandem.core.conductor import Conductor, Plan
 from tandem.core.engine.admission import Admission, Job, Lane
 from tandem.core.engine.caches import CacheStack
 from tandem.core.engine.drafting import FixedCutting, GuardedChoosing
@@ -28,7 +28,7 @@ from tandem.core.engine.thread import ModelThread
 from tandem.core.engine.turns import Turns
 from tandem.core.engine.waits import Waits
 from tandem.core.kernel import Platform
-from tandem.core.plugin import Choosing, RequestEvent
+from tandem.core.plugin import Choosing, RequestEvent, SafePoint
 
 log = logging.getLogger("tandem.engine")
 T = TypeVar("T")
@@ -40,11 +40,14 @@ PAUSE_S = 0.05
 class Engine:
     """Owns the model. One thread runs it; `submit`, `cancel`, `drain` and `snapshot` may be called from any other."""
 
-    def __init__(self, platform: Platform, thread: ModelThread | None = None) -> None:
+    def __init__(
+        self, platform: Platform, thread: ModelThread | None = None, conductor: Conductor | None = None
+    ) -> None:
         """`thread` is where the model was loaded; a model that computes in parallel should run on the same one."""
         options = platform.manifest.section("server")
         self.model = platform.model
-        self.journal = Journal()
+        self.conductor = conductor or Conductor(platform)
+        self.journal = self.conductor.journal
         self._platform = platform
         self._options = options
         lane = Lane(options["side_lane"], options["side_lane_prompt_max"], options["side_lane_new_max"])
@@ -62,11 +65,6 @@ class Engine:
         """Asked before a request is opened; None until the engine has started, and without a model."""
         self._openers: list[Opener] = []
         self._choosing: Choosing = FixedCutting()
-        self._supervisor = Supervisor(
-            [(active.part, active.options) for active in platform.active("rules")],
-            self.journal,
-            lambda name, reason: platform.fail("rules", name, reason),
-        )
 
     @property
     def max_len(self) -> int:
@@ -259,7 +257,8 @@ class Engine:
         """A guest has a small sequence of its own, without drafters and caches: it takes nothing from anybody."""
         assert self.model is not None
         request = job.request
-        event = RequestEvent(request.messages, len(request.prompt), request.max_tokens, request.client)
+        if request.watch is None:
+            request = self._watched(request)
         guest = job.lane is not None
         with torch.inference_mode():
             return Generation(
@@ -271,8 +270,16 @@ class Engine:
                 drafts=None if guest else Drafts(self._openers, self._fail_drafter),
                 chooser=None if guest else self._choosing.open(),
                 own_draft=not guest,
-                watch=self._supervisor.begin(event),
+                watch=request.watch,
             )
+
+    def _watched(self, request: Generate) -> Generate:
+        """A request that came without supervision. Of its plan nothing but giving up can still be done."""
+        watch = self.conductor.begin(
+            RequestEvent(request.messages, len(request.prompt), request.max_tokens, request.client)
+        )
+        plan = watch.plan() if watch.wants(SafePoint.SP4) else Plan()
+        return replace(request, watch=watch, sentence=(plan.by, plan.give_up) if plan.give_up is not None else None)
 
     def _step(self) -> None:
         """One pass of those whose turn it is."""

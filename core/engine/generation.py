@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
+import torch
 from torch import Tensor
 
 from tandem.core.answer import Answer
-from tandem.core.conductor import Watch
+from tandem.core.answer.gate import HeldCall
+from tandem.core.conductor import Act, Watch
 from tandem.core.engine.caches import CacheStack
 from tandem.core.engine.drafting import MAX_NODES
 from tandem.core.engine.drafts import Drafts
 from tandem.core.engine.request import (
-    Channel,
     Event,
     Failed,
     Finished,
     Generate,
-    Piece,
     PrefillProgress,
     Stats,
     TokenLogprob,
 )
+from tandem.core.engine.safe_points import LiveBlock, call_events, call_reader
 from tandem.core.engine.sampling import Sampler
 from tandem.core.engine.steering import Steering
 from tandem.core.engine.waits import Running
 from tandem.core.plugin import (
+    Action,
+    ActionKind,
+    AskError,
     Block,
-    BlockEvent,
     DraftStart,
     DraftTree,
     FinishEvent,
@@ -48,6 +52,15 @@ class Phase(Enum):
     PREFILL = "prefill"
     DECODE = "decode"
     DONE = "done"
+
+
+@dataclass(slots=True)
+class Splice:
+    """Tokens that are written into the text without being drawn."""
+
+    tokens: Seq[int]
+    hidden: bool
+    """The client does not see them."""
 
 
 def prompt_keys(request: Generate) -> Seq[int]:
@@ -85,7 +98,8 @@ class Generation:
     ) -> None:
         self.request = request
         self.model = model
-        self.stats = Stats(prompt_tokens=len(request.prompt))
+        hidden_prompt = sum(len(places) for places in request.hidden_prompt)
+        self.stats = Stats(prompt_tokens=len(request.prompt), hidden_prompt_tokens=hidden_prompt)
         self.phase = Phase.PREFILL
         self.output: list[int] = []
         self.events: list[Event] = []
@@ -97,7 +111,9 @@ class Generation:
         self.sampler = Sampler(request.sampling, request.prompt, model.tokenizer.vocab_size)
         self._eos = model.tokenizer.eos_ids
         thinking = request.thinking
-        self._answer = Answer(model.tokenizer, request.stop, thinking, request.calls)
+        self._answer = Answer(
+            model.tokenizer, request.stop, thinking, request.calls, hold=watch is not None and watch.holds
+        )
         self._steering = Steering(self._answer, thinking, request.constraint() if request.constraint else None)
         self.chunk = prefill_chunk
         """Prompt tokens that one pass reads, at most; chunks end on this grid."""
@@ -107,6 +123,13 @@ class Generation:
         self._own = model.drafter() if own_draft else None
         self._chooser = chooser
         self._watch = watch
+        if watch is not None and request.calls is not None:
+            watch.read_calls = call_reader(request.calls)
+        self._splices: deque[Splice] = deque()
+        """What is written next."""
+        self.hidden: list[range] = []
+        """Places of the output that the client does not see."""
+        self._hidden_tokens = 0
         self._clock = clock
         self._began = clock()
         self._prefilled = self._began
@@ -114,10 +137,10 @@ class Generation:
         self.sequence: Sequence = self._open_sequence()
         self.done = self.sequence.length
         """Prompt tokens committed so far."""
-        self._drafts.open(DraftStart(self.sequence, request.keep_text))
-        if watch is not None and self._give_up_at(SafePoint.SP4, watch.request):
-            return
-        if self.done == len(request.prompt):
+        self._drafts.open(DraftStart(self.sequence, request.keep_text, request.hidden_prompt))
+        if request.sentence is not None:
+            self._give_up(*request.sentence)
+        elif self.done == len(request.prompt):
             self._begin_decoding()
 
     def _open_sequence(self) -> Sequence:
@@ -130,7 +153,8 @@ class Generation:
         if self._caches is None:
             return self._new_sequence()
         sequence, source, rows = self._caches.resume(self._keys, self._new_sequence, self.model.caps.resume_rows)
-        self.stats = replace(self.stats, cached_tokens=rows, cache_source=source)
+        hidden = sum(len(range(places.start, min(places.stop, rows))) for places in self.request.hidden_prompt)
+        self.stats = replace(self.stats, cached_tokens=rows, cache_source=source, hidden_cached_tokens=hidden)
         return sequence
 
     def _new_sequence(self) -> Sequence:
@@ -205,8 +229,10 @@ class Generation:
 
     def _decode_block(self, others: int, nodes: int) -> Block | None:
         assert self.row is not None
-        if forced := self._steering.forced():
-            return self._forced_block(forced)
+        if not self._splices and (forced := self._steering.forced()):
+            self._splices.append(self._closing(forced))
+        if self._splices:
+            return self._splice_block()
         if self._steering.complete:
             self._finish("stop", "constraint")
             return None
@@ -228,15 +254,26 @@ class Generation:
             range(len(tree) + 1),
         )
 
-    def _forced_block(self, tokens: Seq[int]) -> Block | None:
+    def _splice_block(self) -> Block | None:
         """Tokens that are not drawn but written: they are text at once, and one pass reads them."""
         self.tree = None
-        tokens = tokens[: self.request.max_tokens - len(self.output)]
-        for token in tokens:
-            self._accept(token)
-        if self._after_block(len(tokens)):
-            return None
-        return Block(self.sequence, tokens, logits=(len(tokens) - 1,))
+        splice = self._splices[0]
+        count = min(len(splice.tokens), self.chunk, self._room())
+        if not splice.hidden:
+            count = min(count, self.request.max_tokens - self.written)
+        tokens = splice.tokens[:count]
+        if count == len(splice.tokens):
+            self._splices.popleft()
+        else:
+            splice.tokens = splice.tokens[count:]
+        if splice.hidden:
+            self._accept_hidden(tokens)
+        else:
+            for token in tokens:
+                self._accept(token)
+            if self._after_block(count):
+                return None
+        return Block(self.sequence, tokens, logits=(count - 1,))
 
     def _take_decode(self, rows: Tensor, count: int) -> None:
         self.stats = replace(self.stats, rounds=self.stats.rounds + 1)
@@ -286,7 +323,7 @@ class Generation:
         self._drafts.extend(tokens)
 
     def _draft(self, root: int, others: int, nodes: int) -> DraftTree | None:
-        left = min(self.request.max_tokens - len(self.output), self._room(), self._steering.before_forced())
+        left = min(self.request.max_tokens - self.written, self._room(), self._steering.before_forced())
         limit = min(MAX_NODES, left - 1)
         if limit <= 0:
             return None
@@ -320,47 +357,198 @@ class Generation:
         self._steering.accept(token)
         self.events.extend(self._answer.feed(token, logprob))
 
+    def _accept_hidden(self, tokens: Seq[int]) -> None:
+        """These tokens are in the model's context and in nobody's view."""
+        self.hidden.append(range(len(self.output), len(self.output) + len(tokens)))
+        self._hidden_tokens += len(tokens)
+        self.output.extend(tokens)
+        for token in tokens:
+            self.sampler.push(token)
+        if self._own is not None:
+            self._own.extend(tokens)
+        self._drafts.extend(tokens, hidden=True)
+
+    @property
+    def written(self) -> int:
+        """Tokens of the answer, hidden ones not counted."""
+        return len(self.output) - self._hidden_tokens
+
     def _ended_by_text(self) -> bool:
-        return self._answer.stopped is not None or len(self.output) >= self.request.max_tokens
+        return self._answer.stopped is not None or self.written >= self.request.max_tokens
 
     def _after_block(self, count: int) -> bool:
         """Everything that follows an accepted block of `count` tokens; True when the generation is over."""
         self._tell_drafters(self.output[-count:])
         if self._answer.stopped is not None:
             self._finish("stop", "stop_string")
-        elif len(self.output) >= self.request.max_tokens or self._room() < 1:
+        elif self.written >= self.request.max_tokens or self._room() < 1:
             self._finish("length", "max_tokens")
         elif self._watch is not None and self._watch.wants(SafePoint.SP1):
-            pieces = (event for event in self.events if isinstance(event, Piece) and event.channel is Channel.CONTENT)
-            new = "".join(piece.text for piece in pieces)
-            self._give_up_at(SafePoint.SP1, BlockEvent(self._answer.text, new, len(self.output)))
+            self._stand_between_blocks(self._watch, count)
         return self.phase is Phase.DONE
+
+    # --------------------------------------------------------------------------------------------- the safe points
+
+    def _stand_between_blocks(self, watch: Watch, count: int) -> None:
+        """SP1: the rules look at the block of `count` tokens that was just accepted."""
+        event = LiveBlock(self._answer, self.output, count, self.written, self.events)
+        act = watch.at(SafePoint.SP1, event)
+        if act is None:
+            return
+        if act.action.kind is ActionKind.GIVE_UP:
+            watch.done(act, SafePoint.SP1, event)
+            self._give_up(act.post.task.name, act.action.text)
+        else:
+            self._do(watch, act, SafePoint.SP1, event, self._hidden_closing(act.action.text))
+
+    def _stand_at_end(self, watch: Watch, reason: str, detail: str) -> bool:
+        """SP2, then SP3 for calls that are held. True when the generation goes on, or has ended otherwise."""
+        answer, ended = self._answer, detail == "eos"
+        if watch.wants(SafePoint.SP2):
+            event = FinishEvent(
+                answer.text,
+                self.written,
+                "tool_calls" if reason == "stop" and answer.written else reason,
+                ended,
+                answer.reasoning,
+                answer.thoughts,
+                answer.reasoning_tokens,
+                answer.written,
+            )
+            act = watch.at(SafePoint.SP2, event, self._ask)
+            if act is not None and act.action.kind is ActionKind.GIVE_UP:
+                watch.done(act, SafePoint.SP2, event)
+                self._give_up(act.post.task.name, act.action.text)
+                return True
+            if act is not None and self._go_on(watch, act, event):
+                return True
+        return self._check_calls(watch, detail)
+
+    def _go_on(self, watch: Watch, act: Act, event: FinishEvent) -> bool:
+        """The end token is dropped, and the model reads something hidden instead."""
+        if not event.ended:
+            watch.undone(act, SafePoint.SP2, "ended", event)
+            return False
+        text, then = act.action.text, str(act.action.detail.get("then", ""))
+        hidden = self.request.hidden
+        if event.inside:
+            tokens: Seq[int] | None = self._hidden_closing(text)
+        elif then:
+            tokens = ()
+        elif self._steering.constrained:
+            tokens = None  # the grammar has ended with the answer
+        else:
+            tokens = hidden.user(text) if hidden is not None else None
+        behind = self.model.tokenizer.encode(then) if then else ()
+        return self._do(watch, act, SafePoint.SP2, event, tokens, behind)
+
+    def _do(
+        self,
+        watch: Watch,
+        act: Act,
+        point: SafePoint,
+        event: LiveBlock | FinishEvent | None,
+        tokens: Seq[int] | None,
+        then: Seq[int] = (),
+    ) -> bool:
+        """Write hidden tokens next, and `then` for the client to read; False when there is no way or no room."""
+        needed = 0 if tokens is None else len(tokens) + len(then)
+        if tokens is None or needed + 1 >= self._room() or self.written + len(then) >= self.request.max_tokens:
+            watch.undone(act, point, "no way" if tokens is None else "no room", event)
+            return False
+        watch.done(act, point, event, tokens=len(tokens))
+        if point is not SafePoint.SP1:
+            self._answer.again()
+        if self._answer.reasoning and point is not SafePoint.SP3:
+            self.events.extend(self._answer.close_reasoning())
+        if tokens:
+            self._splices.append(Splice(tokens, hidden=True))
+        if then:
+            self._splices.append(Splice(then, hidden=False))
+        return True
+
+    def _check_calls(self, watch: Watch, detail: str) -> bool:
+        """SP3: every held call is looked at before any goes out."""
+        items = self._answer.held
+        if not items:
+            return False
+        final = detail != "eos" or self._steering.constrained
+        problem = {"stop_string": "cut_by_stop", "max_tokens": "cut_by_limit"}.get(detail, "unreadable")
+        events = call_events(items, watch.request.tools, final=final, problem=problem)
+        verdict = watch.calls(events)
+        if verdict.again:
+            tokens = self.request.hidden.result(verdict.again) if self.request.hidden is not None else None
+            if tokens is not None and len(tokens) + 1 < self._room() and self.written < self.request.max_tokens:
+                self._answer.again()
+                self._splices.append(Splice(tokens, hidden=True))
+                return True
+            verdict = replace(verdict, give_up=watch.roster.give_up)
+        if verdict.give_up is not None:
+            self._give_up(verdict.by, verdict.give_up)
+            return True
+        repairs = {
+            item.index: verdict.repairs[place]
+            for place, item in enumerate(items)
+            if place in verdict.repairs and isinstance(item, HeldCall)
+        }
+        self.events.extend(self._answer.release(repairs))
+        return False
+
+    def _give_up(self, task: str, text: str) -> None:
+        """The answer ends with a sentence; what is held or half written goes nowhere."""
+        self.events.extend(self._answer.end(cut=True))
+        self._answer.again()
+        if text:
+            self.events.append(self._answer.add(text))
+        self._close(Finished("stop", self.final_stats(), f"rule:{task}"))
+
+    def _hidden_closing(self, text: str) -> Seq[int] | None:
+        """The tokens of a last thought; the closing tag is added where it is missing."""
+        thinking = self.request.thinking
+        if thinking is None or not self._answer.reasoning:
+            return None
+        closer = thinking.tags[1]
+        whole = text if closer in text else f"{text.rstrip()}\n{closer}"
+        return self.model.tokenizer.encode(f"{whole.rstrip()}\n\n")
+
+    def _closing(self, tokens: Seq[int]) -> Splice:
+        """The reasoning's budget is spent, and these tokens close it."""
+        thinking, watch = self.request.thinking, self._watch
+        assert thinking is not None
+        if not thinking.hide_closing or watch is None:
+            return Splice(tokens, hidden=False)
+        spent = self._answer.reasoning_tokens
+        self.events.extend(self._answer.close_reasoning())
+        action = Action.close_reasoning("", f"budget({spent})")
+        watch.note(thinking.hide_closing, action, len(tokens), position=self.written, reasoning_tokens=spent)
+        return Splice(tokens, hidden=True)
+
+    def _ask(self, question: str, options: Seq[str]) -> list[float]:
+        """Put a question to the model where the sequence stands. The rows of its pass are never committed, so the
+        sequence is afterwards what it was. Raises AskError."""
+        tokens = self.request.hidden.user(question) if self.request.hidden is not None else None
+        if tokens is None:
+            raise AskError("the chat template has no place for a question")
+        if len(tokens) + 1 > self._room():
+            raise AskError("there is no room for a question")
+        first = [self.model.tokenizer.encode(option)[0] for option in options]
+        if len(set(first)) != len(first):
+            raise AskError("two options begin with the same token")
+        with torch.inference_mode():
+            [rows] = self.model.forward([Block(self.sequence, tokens, logits=(len(tokens) - 1,))])
+            self.sequence.commit(())
+            odds: list[float] = rows[0].float()[torch.tensor(first)].softmax(dim=0).tolist()
+        return odds
 
     # --------------------------------------------------------------------------------------------------- ending
 
     def _finish(self, reason: str, detail: str) -> None:
         self.events.extend(self._answer.end(cut=reason == "length"))
+        if self._watch is not None and self._stand_at_end(self._watch, reason, detail):
+            return
         if reason == "stop" and self._answer.calls:
             reason = "tool_calls"
-        if self._watch is not None and self._watch.wants(SafePoint.SP2):
-            event = FinishEvent(self._answer.text, len(self.output), reason)
-            if self._give_up_at(SafePoint.SP2, event):
-                return
         self._close(Finished(reason, self.final_stats(), detail, self._answer.stopped))
-
-    def _give_up_at(self, point: SafePoint, event: object) -> bool:
-        """Ask the rules at this point; True when one ended the answer with its sentence."""
-        assert self._watch is not None
-        act = self._watch.at(point, event)  # type: ignore[arg-type]
-        if act is None:
-            return False
-        name, action = act
-        if point is not SafePoint.SP2:  # there the answer has ended already
-            self.events.extend(self._answer.end(cut=True))
-        if action.text:
-            self.events.append(self._answer.add(action.text))
-        self._close(Finished("stop", self.final_stats(), f"rule:{name}"))
-        return True
 
     def end_thinking(self) -> None:
         """Close the reasoning, if it is open, at the next block. Safe from any thread."""
@@ -388,7 +576,7 @@ class Generation:
         now = self._clock()
         decoding = self.phase is Phase.DECODE
         read, reading = self.done - self.stats.cached_tokens, (self._prefilled if decoding else now) - self._began
-        written, writing = len(self.output), now - self._prefilled if decoding else 0.0
+        written, writing = self.written, now - self._prefilled if decoding else 0.0
         return Running(
             held_s=now - self._began,
             kind=self.kind,
@@ -405,7 +593,9 @@ class Generation:
         prefill = self.stats.prefill_ms if self.phase is Phase.DECODE else (now - self._began) * 1e3
         return replace(
             self.stats,
-            completion_tokens=len(self.output),
+            completion_tokens=self.written,
+            hidden_tokens=self._hidden_tokens,
+            acts=self._watch.acts if self._watch is not None else 0,
             reasoning_tokens=self._answer.reasoning_tokens,
             decode_ms=decode,
             prefill_ms=prefill,

@@ -45,7 +45,7 @@ class Notation:
         form = self.format
         if form is None or form.opener is None:
             return None
-        return Calls(lambda: form.parser(tools), wanted, limit)
+        return Calls(lambda: form.parser(tools), wanted, limit, form.opener)
 
     def call_constraint(self, tools: Seq[Tool], parallel: bool) -> str | None:
         """The grammar of calls of these tools; None when the format has none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tandem.core.conductor.options import CONDUCTOR_OPTIONS
 from tandem.core.plugin.part import option
 
 IMAGE_OPTIONS = {
@@ -184,3 +185,6 @@ SERVER_OPTIONS = {
     **MEMORY_OPTIONS,
     **IMAGE_OPTIONS,
 }
+
+SECTIONS = {"server": SERVER_OPTIONS, "conductor": CONDUCTOR_OPTIONS}
+"""The manifest's sections that are not about plugins."""

@@ -30,11 +30,20 @@ class Written:
     """Reasoning tags stand in the turn, the opening's included."""
     thoughts: bytes = b""
     """A digest of the reasoning; empty when there is none."""
+    hidden: tuple[range, ...] = ()
+    """Places among the tokens that the client was not given."""
 
     @classmethod
-    def of(cls, tokens: Iterable[int], opening: str = "", reasons: bool = False, thoughts: bytes = b"") -> Written:
+    def of(
+        cls,
+        tokens: Iterable[int],
+        opening: str = "",
+        reasons: bool = False,
+        thoughts: bytes = b"",
+        hidden: tuple[range, ...] = (),
+    ) -> Written:
         """The same, with the tokens packed as they are kept."""
-        return cls(array("i", tokens), opening, reasons, thoughts)
+        return cls(array("i", tokens), opening, reasons, thoughts, hidden)
 
     @property
     def nbytes(self) -> int:

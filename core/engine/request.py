@@ -8,7 +8,9 @@ from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tandem.core.conductor import Watch
     from tandem.core.engine.constraint import Constraint
+    from tandem.core.engine.hidden import HiddenTurns
     from tandem.core.plugin import AnswerParser
     from tandem.core.plugin.vision import Picture
 
@@ -51,6 +53,9 @@ class Thinking:
     """The most reasoning tokens, the closing phrase not counted; None = no limit."""
     closing: tuple[int, ...] = ()
     """The tokens that are written when the budget is spent; they close the reasoning."""
+    hide_closing: str = ""
+    """Whose budget it is (`client`, `reserve`, a task's name) when the closing tokens are hidden from the client, which
+    then reads the closing tag alone. Empty = they are part of the reasoning that it reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,8 @@ class Calls:
     """The request offered tools. Otherwise calls are read and dropped."""
     limit: int | None = None
     """The most calls that go out; None = any number."""
+    opener: str | None = None
+    """How a call begins in this notation."""
 
 
 @dataclass(slots=True, eq=False)
@@ -127,6 +134,16 @@ class Generate:
     shared: SharedPrompt | None = None
     """Set for the choices of one request, so that the prompt is read once."""
     rank: Rank = Rank.TURN
+    watch: Watch | None = None
+    """The request's supervision, once its plan is made; None = the engine begins one."""
+    masks: Mapping[str, str] = field(default_factory=dict)
+    """Words that the client is not to read, and what stands in their place."""
+    sentence: tuple[str, str] | None = None
+    """`(task, text)`: a rule gave up before the prefill, and the text is the whole answer."""
+    hidden: HiddenTurns | None = None
+    """Writes what is put to the model in the middle of its answer; None = nothing can be."""
+    hidden_prompt: tuple[range, ...] = ()
+    """Places of the prompt that the client did not send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +216,14 @@ class Stats:
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
     cache_source: str = "none"
+    hidden_prompt_tokens: int = 0
+    """Prompt tokens that the client did not send; `prompt_tokens` counts them too."""
+    hidden_cached_tokens: int = 0
+    """Those of them whose state came from a cache."""
+    hidden_tokens: int = 0
+    """Tokens written into the answer's context that the client does not see; no other count has them."""
+    acts: int = 0
+    """What rules did to the answer."""
     lane: str | None = None
     """What it was served beside in the side lane, `decode` or `prefill`; None = it had a place of its own. Its times
     say nothing about the speed of others."""

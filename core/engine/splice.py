@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from tandem.core.engine.notes import Kept, Piece
 from tandem.core.engine.prompt import Prompt, PromptError
 from tandem.core.engine.replay import Written
 
 Messages = Seq[Mapping[str, Any]]
-Pieces = list[str | Seq[int]]
+Pieces = list[Piece]
 
 EDGE = "\ufdd1"
 """Stands at both ends of a mark. Unicode reserves the character for use inside a program."""
@@ -218,6 +219,8 @@ def _pieces(text: str, cuts: Seq[_Cut]) -> Pieces:
     pieces: Pieces = []
     begin = 0
     for cut in cuts:
-        pieces += [text[begin : cut.start] + cut.turn.opening, cut.turn.tokens]
+        turn = cut.turn
+        kept = Kept(turn.tokens, turn.hidden) if turn.hidden else turn.tokens
+        pieces += [text[begin : cut.start] + turn.opening, kept]
         begin = cut.end
     return [*pieces, text[begin:]]

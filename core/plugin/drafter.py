@@ -81,13 +81,19 @@ class DraftStart:
     """The sequence that it runs on. Read it only, through `Model.head` for instance; the engine commits to it."""
     keep_text: bool = True
     """Whether text of this generation may be kept for later ones. False for a request that says `store: false`."""
+    hidden: tuple[range, ...] = ()
+    """Places of the prompt that the client did not send: never to be kept for another generation."""
 
 
 class DraftSession(Protocol):
     """One generation's drafting state."""
 
     def extend(self, tokens: Seq[int]) -> None:
-        """These tokens are now part of the text (the prompt first, then each committed run)."""
+        """These tokens are now part of the text (the prompt first, then each committed run).
+
+        A session that keeps text for other generations has a method `extend_hidden(tokens)` besides. It is called in
+        place of `extend` for tokens that the client does not see, which must not be kept.
+        """
         ...
 
     def propose(self, root: int, limit: int) -> DraftTree | None:

@@ -68,6 +68,11 @@ class AnswerReader:
             self._add(TextPart("".join(self._blank)))
         return self._take_parts()
 
+    @property
+    def writing(self) -> str | None:
+        """The function whose call is being written, whether it goes out at once or is held; None between calls."""
+        return self._name
+
     # ---------------------------------------------------------------------------------------------- the cursor
 
     def more(self) -> Steps[bool]:

@@ -145,7 +145,11 @@ class OpenCall(Protocol):
 
 
 class BlockEvent:
-    """A block of tokens was just accepted. What is long is only put together when it is asked for."""
+    """A block of tokens was just accepted.
+
+    What is long is only put together when it is asked for, and is a view of the answer as it is then: read it in the
+    check, and keep what you need of it.
+    """
 
     def __init__(
         self,
@@ -357,8 +361,8 @@ class Action:
 
     @classmethod
     def constrain(cls, document: Mapping[str, Any], reason: str = "", **detail: Any) -> Action:
-        """Let a grammar write the answer, when the client asked for none: `{"json_schema": {...}}`, `{"regex": "..."}`,
-        `{"choice": [...]}` or `{"grammar": "..."}`, as `structured_outputs` of a request takes it."""
+        """Let a grammar write the answer, when the client asked for none: `{"json": {...}}` with a schema,
+        `{"regex": "..."}` or `{"choice": [...]}`, as `structured_outputs` of a request takes it."""
         return cls(ActionKind.SET_CONSTRAINT, reason=reason, detail={**detail, "document": document})
 
     @classmethod

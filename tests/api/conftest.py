@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from tandem.api.app import build_app
+from tandem.core.conductor import Conductor
 from tandem.core.engine.options import SERVER_OPTIONS
 from tandem.core.engine.request import Event, Finished, Generate, Piece, Refused, Sink, Stats
 from tandem.core.kernel import assemble, load_manifest
@@ -110,6 +111,7 @@ def hand() -> Iterator[Callable[..., Server]]:
         manifest = {"tandem": 1, "model": {"plugin": "scripted"}, "server": options}
         platform = assemble(load_manifest(manifest, sections={"server": SERVER_OPTIONS}))
         engine: Any = HandEngine()
+        engine.conductor = Conductor(platform)
         running = serving(build_app(platform, engine))
         server = Server(running.__enter__(), engine)
         closing.extend([lambda: running.__exit__(None, None, None), server.http.close])

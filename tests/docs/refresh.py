@@ -20,7 +20,7 @@ from typing import Any
 from tandem.api.command.explain import fields_table
 from tandem.api.command.new import Package, write
 from tandem.api.fields import TABLES
-from tandem.core.engine.options import SERVER_OPTIONS
+from tandem.core.engine.options import SECTIONS
 from tandem.core.kernel import Registry
 from tandem.core.kernel.manifest import MODEL_OPTIONS
 from tandem.core.plugin import KINDS
@@ -43,7 +43,7 @@ NAMES = {
 }
 """Kind -> the package of it."""
 
-SECTIONS = {"server": SERVER_OPTIONS, "model": MODEL_OPTIONS}
+SHOWN = {**SECTIONS, "model": MODEL_OPTIONS}
 """What `<!-- options: ... -->` can show."""
 
 FILE = re.compile(r"<!-- file: (?P<path>\S+) -->\n```(?P<language>\w+)\n(?P<text>.*?)```\n", re.DOTALL)
@@ -70,7 +70,7 @@ def refreshed(page: str) -> str:
     """The page's text with each of its shown parts as it is now."""
     page = FILE.sub(_file, page)
     page = OPTIONS.sub(
-        lambda found: f"<!-- options: {found['section']} -->\n{table(SECTIONS[found['section']])}<!-- end -->\n", page
+        lambda found: f"<!-- options: {found['section']} -->\n{table(SHOWN[found['section']])}<!-- end -->\n", page
     )
     page = FIELDS.sub(
         lambda found: (

@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute, Route
 import tandem.core.plugin as contracts
 from tandem.api.app import build_app
 from tandem.api.command.group import SUBCOMMANDS
+from tandem.core.conductor.options import CONDUCTOR_OPTIONS
 from tandem.core.engine.engine import Engine
 from tandem.core.engine.options import SERVER_OPTIONS
 from tandem.core.kernel import Registry, assemble, load_manifest, shipped
@@ -83,9 +84,9 @@ def test_every_member_of_a_contract_is_on_its_page(kind):
 # ------------------------------------------------------------------------------------------ options and manifests
 
 
-@pytest.mark.parametrize("name", [*SERVER_OPTIONS, *MODEL_OPTIONS])
+@pytest.mark.parametrize("name", [*SERVER_OPTIONS, *MODEL_OPTIONS, *CONDUCTOR_OPTIONS])
 def test_every_option_of_a_section_has_its_row(name):
-    schema = {**SERVER_OPTIONS, **MODEL_OPTIONS}[name]
+    schema = {**SERVER_OPTIONS, **MODEL_OPTIONS, **CONDUCTOR_OPTIONS}[name]
     line = row(page("manifest.md"), name)
     assert line, f"docs/manifest.md has no row for {name}"
     assert schema["description"] in line

@@ -15,7 +15,7 @@ import httpx2
 from tandem.api.app import build_app
 from tandem.api.host import ServedHost
 from tandem.core.engine.engine import Engine
-from tandem.core.engine.options import SERVER_OPTIONS
+from tandem.core.engine.options import SECTIONS
 from tandem.core.engine.thread import ModelThread
 from tandem.core.kernel import assemble, load_manifest
 from tandem.core.kernel.layers import PART_SECTIONS
@@ -47,9 +47,7 @@ class Box:
         failures_expected: bool = False,
         **sections: Any,
     ) -> None:
-        checked = load_manifest(
-            _whole(manifest, sections), sections={"server": SERVER_OPTIONS}, registry=loose.registry(plugins)
-        )
+        checked = load_manifest(_whole(manifest, sections), sections=SECTIONS, registry=loose.registry(plugins))
         self._life = ExitStack()
         try:
             thread = ModelThread()

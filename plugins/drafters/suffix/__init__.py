@@ -48,7 +48,7 @@ def build(options: Options, model: Model) -> Callable[[DraftStart], DraftSession
     recent = Recent() if options["scope"] == "all" else None
 
     def opened(start: DraftStart) -> DraftSession:
-        return SuffixSession(store, limits, start.keep_text, recent)
+        return SuffixSession(store, limits, start.keep_text, None if start.hidden else recent)
 
     weakref.finalize(opened, store.close)  # when the server lets go of it, and at the latest when the process ends
     return opened

@@ -72,6 +72,8 @@ class SuffixSession:
         self._recent = recent if keep else None
         self._prompt: Seq[int] | None = None
         self._answer: list[int] = []
+        self._pieces: list[list[int]] = []
+        """What was written before something hidden; each piece is kept by itself."""
         self._newest: deque[int] = deque(maxlen=LONGEST_ORDER - 1)
 
     def extend(self, tokens: Seq[int]) -> None:
@@ -81,7 +83,17 @@ class SuffixSession:
         elif self._keep:
             self._answer.extend(tokens)
 
+    def extend_hidden(self, tokens: Seq[int]) -> None:
+        self._newest.extend(tokens[-LONGEST_ORDER:])
+        self._pieces.append(self._answer)
+        self._answer = []
+        self._recent = None  # a prompt and its answer are kept as one text, and this one has a gap
+
     def close(self) -> None:
+        for piece in self._pieces:
+            if len(piece) >= LEAST_KEPT:
+                self._store.add(piece)
+        self._pieces = []
         text = self._answer
         if self._recent is not None and self._prompt:
             whole = [*self._prompt, *self._answer]

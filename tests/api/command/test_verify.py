@@ -73,7 +73,11 @@ def test_a_pass_that_fails_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) ->
         (["nowhere"], 2, "no manifest is called `nowhere`"),
         (["default", "--set", "model.checkpoint=/no/such/file"], 2, "there is no file or directory"),
         (["scripted", "--way", "sideways"], 1, "--way 'sideways' is not known here; there are: 'no drafter', "),
-        (["scripted", "--case", "lucky"], 1, "--case 'lucky' is not known here; there are: 'greedy', 'greedy, penalties, "),
+        (
+            ["scripted", "--case", "lucky"],
+            1,
+            "--case 'lucky' is not known here; there are: 'greedy', 'greedy, penalties, ",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_said_in_a_line_and_no_traceback(arguments: list[str], code: int, words: str) -> None:

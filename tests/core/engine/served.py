@@ -25,11 +25,14 @@ class FakePlatform:
         self.tiers: list[tuple[str, Any]] = []
         self.drafters: list[tuple[str, Any]] = []
         settings = with_defaults(SERVER_OPTIONS, {"side_lane": "off", **options})
-        self.manifest = SimpleNamespace(section=lambda name: settings)
+        self.manifest = SimpleNamespace(section=lambda name: settings, sections={})
 
     def active(self, kind: str) -> list[Any]:
         assert kind == "rules"
-        return [SimpleNamespace(part=rule, options=with_defaults(rule.options, given)) for rule, given in self.rules]
+        return [
+            SimpleNamespace(name=rule.name, part=rule, options=with_defaults(rule.options, given))
+            for rule, given in self.rules
+        ]
 
     def build(self, kind: str, *args: Any) -> list[tuple[str, Any]]:
         return {"caches": self.tiers, "drafters": self.drafters, "choosers": []}[kind]

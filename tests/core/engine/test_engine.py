@@ -469,16 +469,20 @@ def test_a_parser_that_raises_ends_its_own_answer_alone(engines: Any) -> None:
 
 def test_a_rule_reads_the_answer_without_the_reasoning(engines: Any) -> None:
     platform = FakePlatform(ToyModel(**LONG))
-    seen: list[BlockEvent] = []
-    platform.rules = [(Rule("look", at=SafePoint.SP1, check=lambda e, t, s: seen.append(e)), {})]
+    seen: list[tuple[str, str]] = []
+
+    def look(event: BlockEvent, task: Any, sup: Any) -> None:
+        seen.append((event.answer, event.new))
+
+    platform.rules = [(Rule("look", at=SafePoint.SP1, check=look), {})]
     thinking = Thinking(("jj", "kk"), True, 4, (11, 11))  # "kk" is written when the budget is spent
     client, _ = ask(engines(platform), max_tokens=12, thinking=thinking)
     client.wait()
     content = "".join(e.text for e in client.got if isinstance(e, Piece) and e.channel is Channel.CONTENT)
-    assert seen[0].answer == seen[0].new == ""
-    assert content.startswith(seen[-1].answer)
-    assert "".join(event.new for event in seen) == seen[-1].answer
-    assert seen[-1].answer, "no answer was seen, so nothing was proven"
+    assert seen[0] == ("", "")
+    assert content.startswith(seen[-1][0])
+    assert "".join(new for _, new in seen) == seen[-1][0]
+    assert seen[-1][0], "no answer was seen, so nothing was proven"
 
 
 # ------------------------------------------------------------------------------------------------------- waits

@@ -597,7 +597,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
     options = with_defaults(SERVER_OPTIONS, {"parallel": 4, "prefill_chunk": 8, "mem_peak_gib": 3000 / GIB})
     platform = SimpleNamespace(
         model=model,
-        manifest=SimpleNamespace(section=lambda name: options),
+        manifest=SimpleNamespace(section=lambda name: options, sections={}),
         active=lambda kind: [],
         build=lambda kind, *args: [],
         fail=lambda *args: None,

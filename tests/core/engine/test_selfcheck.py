@@ -191,7 +191,7 @@ class Host:
         self.built: list[str] = []
         self._drafters = drafters
         settings = with_defaults(SERVER_OPTIONS, options)
-        self.manifest = SimpleNamespace(section=lambda name: settings)
+        self.manifest = SimpleNamespace(section=lambda name: settings, sections={})
 
     def active(self, kind: str) -> list[Any]:
         return []

@@ -1,0 +1,117 @@
+"""The supervision of a request: what rules see of it, and what their plan makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence as Seq
+from dataclasses import replace
+
+from tandem.api.documents import Document, structured_outputs
+from tandem.api.readers import FieldError, Place
+from tandem.api.request import ChatRequest, GenerationRequest
+from tandem.core.conductor import MODES, Conductor, Plan, Watch
+from tandem.core.conductor.history import calls_of_turn, past_calls
+from tandem.core.engine.request import Sampling, Thinking
+from tandem.core.plugin import ClientMatch, RequestEvent, SafePoint, Tool
+
+MODE_HEADER = "x-tandem"
+"""`raw`, `shadow` or `on`: lowers what rules may do in this request. Every answer says in which mode it was written."""
+
+
+def asked_mode(headers: Mapping[str, str]) -> str | None:
+    """The mode that a request asks for; None when it does not. Raises FieldError for a word that is none."""
+    value = headers.get(MODE_HEADER)
+    if value is None:
+        return None
+    word = value.strip().lower()
+    if word == "off":
+        return MODES[0]
+    if word not in MODES:
+        raise FieldError("X-Tandem", f"X-Tandem must be one of {', '.join(MODES)}, not {value!r}")
+    return word
+
+
+def begin_chat(
+    conductor: Conductor,
+    ask: ChatRequest,
+    client: ClientMatch,
+    mode: str | None,
+    *,
+    prompt_tokens: int,
+    max_tokens: int,
+    tools: Seq[Tool],
+    constrained: bool,
+    thinking: bool,
+) -> Watch:
+    """The supervision of a chat request."""
+    sessions = conductor.sessions
+    key = "" if client.side is not None else sessions.key(client.kind, client.session, ask.messages)
+    calls = past_calls(ask.messages)
+    timed, new = sessions.begun(sessions.of(key), calls) if key else (tuple(calls), ())
+    event = RequestEvent(
+        messages=ask.messages,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+        client=client.kind,
+        tools=tuple(tools),
+        tool_choice=ask.tool_choice.mode,
+        n=ask.n,
+        constrained=constrained or ask.tool_choice.mode in ("required", "function"),
+        thinking=thinking,
+        thinking_asked=ask.wish.on,
+        budget=ask.wish.cap,
+        sampling_asked=ask.sampling_asked,
+        side=client.side,
+        session=key,
+        calls=timed,
+        turn_calls=calls_of_turn(ask.messages, timed),
+        new_calls=new,
+    )
+    watch = conductor.begin(event, mode)
+    watch.begun()
+    return watch
+
+
+def begin_plain(
+    conductor: Conductor, ask: GenerationRequest, client: ClientMatch, mode: str | None, prompt_tokens: int, room: int
+) -> Watch:
+    """The supervision of one prompt of a plain completion."""
+    event = RequestEvent((), prompt_tokens, room, client.kind, n=ask.n, sampling_asked=ask.sampling_asked)
+    return conductor.begin(event, mode)
+
+
+async def planned(watch: Watch) -> Plan:
+    """What the rules want before the prefill. Asked off the event loop: a rule may take its time."""
+    if not (watch.wants(SafePoint.SP4) or watch.wants(SafePoint.LABEL)):
+        return Plan()
+    return await asyncio.to_thread(watch.plan)
+
+
+def document_of(plan: Plan) -> Document | None:
+    """What the plan lets the answer be. A rule's document that is none counts as not given."""
+    if plan.document is None:
+        return None
+    try:
+        return structured_outputs(dict(plan.document), Place("rule", 0))
+    except FieldError:
+        return None
+
+
+def sampled(sampling: Sampling, wanted: Mapping[str, float], otherwise: Mapping[str, float]) -> Sampling:
+    """How tokens are drawn when a rule says so; `otherwise` are the settings where it names none."""
+    settings = {**otherwise, **wanted}
+    return replace(
+        sampling,
+        temperature=settings.get("temperature", sampling.temperature),
+        top_p=settings.get("top_p", sampling.top_p),
+        top_k=int(settings.get("top_k", sampling.top_k)),
+        min_p=settings.get("min_p", sampling.min_p),
+        seed=None,
+    )
+
+
+def hidden_closing(watch: Watch, thinking: Thinking | None, *, asked: bool) -> Thinking | None:
+    """The client's own budget closes the reasoning with words that stay hidden where rules may act."""
+    if thinking is None or thinking.budget is None or thinking.hide_closing or not watch.acting:
+        return thinking
+    return replace(thinking, hide_closing="client" if asked else "reserve")
