@@ -47,7 +47,7 @@ At the end of a turn that has neither text nor calls, when the model ended it it
 After `tries` of these in one request the client reads `give_up_text`. A turn that a limit or a stop string ended can't
 go on; that is journaled only. An empty answer that a grammar allows, and one of a plain completion, is an answer.
 
-The reasons in the journal: `inside(N)`, `calls(N)` with the number of calls, `empty(N)`, `gave_up(N)`, N being the try;
+The reasons in the journal: `inside(N)`, `calls(N)` with the number of calls, `empty(N)`, `empty_again(N)`, `gave_up(N)`, N being the try;
 `cut(length)` where nothing could be done.
 
 ## Parameters
@@ -81,7 +81,8 @@ def check(event: FinishEvent, task: Task, sup: Supervision) -> Action | None:
     nudges = sup.memo.get("nudges", 0)
     sup.memo["nudges"] = nudges + 1
     text = task.params["second_nudge" if nudges else "nudge"]
-    return Action.go_on(text, f"empty({tries + 1})", case="B", **detail)
+    word = "empty_again" if nudges else "empty"  # another word: the same action twice in a row is not done
+    return Action.go_on(text, f"{word}({tries + 1})", case="B", **detail)
 
 
 def last_calls(reasoning: str, sup: Supervision) -> tuple[list[WrittenCall], str]:

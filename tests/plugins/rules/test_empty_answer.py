@@ -108,7 +108,7 @@ def test_an_empty_answer_is_asked_for_in_other_words_each_time() -> None:
     found = stand()
     first, second = only(found.check(ended("hm"))), only(found.check(ended()))
     assert [first.text, second.text] == [found.params["nudge"], found.params["second_nudge"]]
-    assert [first.reason, second.reason] == ["empty(1)", "empty(2)"]
+    assert [first.reason, second.reason] == ["empty(1)", "empty_again(2)"]
     assert {first.kind, second.kind} == {ActionKind.CONTINUE}
 
 
