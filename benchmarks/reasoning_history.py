@@ -11,7 +11,8 @@
   `reasoning_loop` finds late or never.
 
 `closed` counts the reasonings that the rule closes; `words` is how many words of the loop were written by then (the
-median). `--sweep` shows the highest share that each reasoning comes to, by the rule's parameters.
+median). The last table says what the rules about reasoning cost. `--sweep` makes the other tables over a grid of the
+rule's parameters.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,6 +131,44 @@ def table(cases: Sequence[Case], params: dict[str, Any]) -> None:
     show(["reasoning", "cases", "closed", "words", "share: median", "highest"], rows)
 
 
+def table_of_costs() -> None:
+    """CPU time of this thread, so that what else the machine does counts little."""
+    from tandem.core.plugin import BlockEvent
+    from tandem.plugins.rules import reasoning_history, reasoning_length, reasoning_loop
+    from tandem.plugins.rules.reasoning_history.conversation import Conversation
+    from tandem.testing.rules import Stand, request
+
+    text = "\n".join(reasoning_loops.manual())
+    rows = []
+    for size in (100_000, 400_000):
+        conversation, slices = Conversation([{"role": "user", "content": text[:size]}], 4, size), []
+        while not conversation.complete:
+            slices.append(spent(conversation.step))
+        most, all_ = max(slices) * 1e3, sum(slices) * 1e3
+        rows.append([f"a conversation of {size:,} characters", f"{all_:.1f} ms", f"{most:.2f} ms a slice at most"])
+    for module in (reasoning_loop, reasoning_history, reasoning_length):
+        for tokens in (1, 8):
+            stand, each = Stand(module.tandem_rules()[0], event=request()), []
+            for start in range(0, 200_000, 4 * tokens):
+                event = BlockEvent(
+                    inside=True,
+                    new_ids=[start * 7919 % 49_999 + place for place in range(tokens)],
+                    new_reasoning=text[start : start + 4 * tokens],
+                    reasoning_tokens=start // 4,
+                )
+                each.append(spent(stand.check, event) * 1e6)
+            mean, high = statistics.fmean(each), sorted(each)[len(each) * 99 // 100]
+            name = module.__name__.rpartition(".")[2]
+            rows.append([f"`{name}`, a block of {tokens}", f"{mean:.1f} us", f"{high:.0f} us for the dearest of 100"])
+    show(["cost", "all, or the mean", ""], rows)
+
+
+def spent(work: Callable[..., Any], *given: Any) -> float:
+    start = time.thread_time()
+    work(*given)
+    return time.thread_time() - start
+
+
 def main() -> None:
     reader = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     reader.add_argument("--files", type=int, default=60, help="files of each kind of text")
@@ -160,6 +199,7 @@ def main() -> None:
         print(f"\n{params or 'as shipped'}")
         table(good, params)
         table(bad, params)
+    table_of_costs()
     print(f"\n{time.perf_counter() - start:.0f} s; tokens are those of {reasoning_loops.checkpoint().name}")
 
 

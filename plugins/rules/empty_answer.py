@@ -47,8 +47,8 @@ At the end of a turn that has neither text nor calls, when the model ended it it
 After `tries` of these in one request the client reads `give_up_text`. A turn that a limit or a stop string ended can't
 go on; that is journaled only. An empty answer that a grammar allows, and one of a plain completion, is an answer.
 
-The reasons in the journal: `inside(N)`, `calls(N)` with the number of calls, `empty(N)`, `empty_again(N)`, `gave_up(N)`, N being the try;
-`cut(length)` where nothing could be done.
+The reasons in the journal: `calls(N)` with the number of calls; `inside(N)`, `empty(N)`, `empty_again(N)` and
+`gave_up(N)`, N being the try; `cut(length)` where nothing could be done.
 
 ## Parameters
 

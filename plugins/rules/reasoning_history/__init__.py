@@ -129,7 +129,7 @@ def tandem_rules() -> list[Rule]:
             doc=DOC,
             params={
                 "stretch": option("integer", "How many of the newest words are looked at.", 256, minimum=32),
-                "share": option("number", "The share of old words that is too much.", 0.75, minimum=0.1, maximum=1),
+                "share": option("number", "The share of old words that is too much.", 0.8, minimum=0.1, maximum=1),
                 "passes": option("integer", "How often a phrase was written before when it is old.", 3, minimum=1),
                 "order": option("integer", "How many words are a phrase.", 4, minimum=1),
                 "after": option("integer", "From so many tokens on the conversation is read.", 128, minimum=0),
