@@ -1,6 +1,6 @@
 """The rule `reasoning_loop`, calibrated: which healthy texts it would close, and how soon it finds which loops.
 
-    python benchmarks/reasoning_loops.py [--sweep] [--model [--length 800]] [--files 100] [--seed 1]
+    python benchmarks/reasoning_loops.py [--sweep] [--model [--length 600]] [--files 100] [--seed 1]
 
 * Healthy texts are what lies on this machine: the manual of Python, licences, descriptions of packages, comments and
   docstrings, code, C headers, tables, mathematics (docstrings of sympy), JSON and HTML; and made ones that a reasoning
@@ -392,7 +392,7 @@ def table_of_model(encode: Encode, length: int) -> None:
     from tandem.testing.box import Box
 
     rows = []
-    with Box("default") as box:
+    with Box("default", server={"torch_threads": 1}) as box:
         for prompt in PROMPTS:
             text, finish = "", None
             body = {
@@ -409,8 +409,8 @@ def table_of_model(encode: Encode, length: int) -> None:
             tokens = encode(text)
             where = fires(tokens, {})
             ended = "by itself" if finish == "stop" else "at the limit"
-            print(f"{prompt} {len(tokens)} tokens", file=sys.stderr)
             rows.append([prompt, str(len(tokens)), ended, f"{where[0]}: {where[1]}" if where else "-"])
+            print(*rows[-1], sep=" | ", file=sys.stderr)
     show(["asked", "tokens written", "ended", "closed at"], rows)
 
 
@@ -420,7 +420,7 @@ def main() -> None:
     reader.add_argument("--seed", type=int, default=1)
     reader.add_argument("--sweep", action="store_true")
     reader.add_argument("--model", action="store_true")
-    reader.add_argument("--length", type=int, default=800, help="tokens that the model may write")
+    reader.add_argument("--length", type=int, default=600, help="tokens that the model may write")
     chosen = reader.parse_args()
     chance = random.Random(chosen.seed)
     smollm2 = tokenizer()
