@@ -89,15 +89,19 @@ class _Job:
 
 
 class _Worker:
-    """A thread that does jobs until it is told None."""
+    """A thread that does jobs until it is told None. `back` is called when it ends after it was given up for lost."""
 
-    def __init__(self) -> None:
+    def __init__(self, back: Callable[[], None]) -> None:
         self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self.lost = False
+        self._back = back
         threading.Thread(target=self._run, name="rules", daemon=True).start()
 
     def _run(self) -> None:
         while (job := self.jobs.get()) is not None:
             job.run()
+        if self.lost:
+            self._back()
 
 
 class Desk:
@@ -159,13 +163,19 @@ class Desk:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-            return _Worker() if self._lost < LOST else None
+            return _Worker(self._came_back) if self._lost < LOST else None
 
     def _lose(self, worker: _Worker) -> None:
-        """The worker hangs. Should it ever come back, it ends."""
+        """The worker hangs. Should it ever come back, it ends, and no longer counts: it may have been kept waiting by
+        a busy machine."""
         with self._lock:
             self._lost += 1
+        worker.lost = True
         worker.jobs.put(None)
+
+    def _came_back(self) -> None:
+        with self._lock:
+            self._lost -= 1
 
 
 def _answered(answer: Answerer | None, question: str, options: Seq[str]) -> list[float] | Exception:

@@ -16,6 +16,7 @@ from tandem.core.conductor.desk import Answerer, Desk, Line
 from tandem.core.conductor.journal import Entry, Journal
 from tandem.core.conductor.roster import ON, RAW, SHADOW, Caps, Post, Roster, lowest
 from tandem.core.conductor.sessions import Sessions, SessionState
+from tandem.core.conductor.soundness import actions_of, fault_of_messages
 from tandem.core.plugin import Action, ActionKind, IdleEvent, RequestEvent, SafePoint, WrittenCall
 from tandem.core.plugin.rule import ALLOWED, Event
 
@@ -112,8 +113,9 @@ class Supervisor:
             if post.rule.rewrite is None or not post.acts:
                 continue
             [outcome] = self.desk.ask([partial(post.rule.rewrite, messages, post.task)], [Line()])
-            if outcome.fault:
-                self.fault(Entry(0, post.rule.name, SafePoint.SP4.value, "fault", outcome.fault, False, post.task.name))
+            wrong = outcome.fault or ("" if outcome.value is None else fault_of_messages(outcome.value))
+            if wrong:
+                self.fault(Entry(0, post.rule.name, SafePoint.SP4.value, "fault", wrong, False, post.task.name))
             elif outcome.value is not None:
                 messages = outcome.value
         return messages
@@ -383,7 +385,7 @@ class Watch:
         outcomes = self.supervisor.desk.ask(checks, [around.line for around in surroundings], answer)
         wanted: list[tuple[Post, Action]] = []
         for post, outcome in zip(posts, outcomes, strict=True):
-            actions = _actions(outcome.value)
+            actions = actions_of(outcome.value)
             if outcome.fault or isinstance(actions, str):
                 self._fault(post, point, outcome.fault or str(actions))
                 continue
@@ -488,16 +490,6 @@ class Watch:
 def _name(act: Act) -> tuple[str, ActionKind, str]:
     """What makes two hidden actions the same: the task, the kind, and the word of the reason."""
     return act.post.task.name, act.action.kind, act.action.reason.partition("(")[0]
-
-
-def _actions(value: Any) -> list[Action] | str:
-    """A check's result as a list, or what is wrong with it."""
-    if value is None:
-        return []
-    given = [value] if isinstance(value, Action) else value
-    if not isinstance(given, list | tuple) or not all(isinstance(action, Action) for action in given):
-        return f"returned {type(value).__name__}, not an Action or None"
-    return list(given)
 
 
 def _planned(plan: Plan, post: Post, action: Action, request: RequestEvent) -> Plan | None:

@@ -463,8 +463,8 @@ MODE = option(
 class Rule:
     """A monitor rule. `check(event, task, sup)` returns an `Action`, several at SP4, or None to pass.
 
-    A check that raises or takes too long counts as passed; the fault is journaled, and after 3 faults in a minute the
-    rule is switched off and listed as failed.
+    A check that raises, takes too long or returns nonsense (a text that is none, a setting out of range) counts as
+    passed; the fault is journaled, and after 3 faults in a minute the rule is switched off and listed as failed.
     """
 
     name: str

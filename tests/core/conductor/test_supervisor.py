@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tandem.core.conductor import Act, Caps, Journal, Roster, Supervisor, Watch
+from tandem.core.conductor.desk import LOST, Desk, Line
 from tandem.core.plugin import (
     Action,
     ActionKind,
@@ -119,6 +120,34 @@ def test_a_rule_that_hangs_is_left_behind_and_the_others_are_asked() -> None:
     assert act is not None
     assert act.post.rule.name == "ends"
     assert room.entries("rule", "action") == [("sleeps", "fault")]
+
+
+def test_rules_that_were_only_held_up_do_not_use_up_the_threads() -> None:
+    """A busy machine can hold every check up for a moment, now and then, for as long as the server runs."""
+    desk = Desk(budget_s=0.001)
+    for _ in range(LOST + 2):
+        [outcome] = desk.ask([lambda: time.sleep(0.05)], [Line()])
+        assert "still runs" in outcome.fault
+        time.sleep(0.1)
+    [outcome] = desk.ask([lambda: "asked"], [Line()])
+    assert outcome.value == "asked"
+    desk.close()
+
+
+def test_nonsense_from_one_rule_keeps_no_other_from_acting() -> None:
+    nonsense: Any = 5
+    room = Room(rule("bad", Action.give_up(nonsense, "x")), rule("good", Action.give_up("Stop.", "y")))
+    act = room.begin().at(SP1, BLOCK)
+    assert act is not None
+    assert act.action.text == "Stop."
+    assert room.entries("rule", "action")[0] == ("bad", "fault")
+
+
+def test_messages_that_a_rule_rewrote_into_nonsense_stay_as_they_were() -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    room = Room(rule("r", None, rewrite=lambda given, task: "nonsense"))
+    assert room.supervisor.rewritten(messages, room.roster, "on") is messages
+    assert room.entries("action", "reason") == [("fault", "rewrote the messages into str")]
 
 
 def test_a_rule_that_hangs_three_times_is_switched_off() -> None:
