@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
-from functools import partial
 
 from tandem.api.errors import ApiError
 from tandem.api.replay import Recorder
@@ -23,8 +23,11 @@ from tandem.api.watching import (
     sampled,
 )
 from tandem.core.conductor import Watch
+from tandem.core.engine.constraint import Recipe
 from tandem.core.engine.request import Generate, Rank, SharedPrompt, Thinking
-from tandem.core.plugin import ClientMatch
+from tandem.core.plugin import ClientMatch, Tool
+
+log = logging.getLogger("tandem.api")
 
 NO_HEADERS: Mapping[str, str] = {}
 
@@ -72,13 +75,14 @@ async def chat_work(
         room = _room(service, rendered.ids, ask, "messages")
     if plan.sampling is not None:
         ask = replace(ask, sampling=sampled(ask.sampling, plan.sampling, service.recommended_sampling))
+    constraint = await _constraint(service, ask, tools)
     if ask.document is None and (document := document_of(plan)) is not None:
-        ask = replace(ask, document=document)
-    constraint = None
-    if ask.document is not None or wanted:
-        # A large schema compiles for a while; streams go on meanwhile.
-        make = partial(constraint_for, notation, ask.document, tools, ask.tool_choice, ask.parallel_tool_calls)
-        constraint = await asyncio.to_thread(make)
+        try:
+            constraint = await _constraint(service, replace(ask, document=document), tools)
+        except ApiError as error:  # the rule's mistake, not the client's
+            log.warning("a rule's document can't be used, and the answer is free: %s", error.message)
+        else:
+            ask = replace(ask, document=document)
     json_answer = ask.document is not None and ask.document.is_json
     may_spend = budget(ask.wish, room, service.answer_reserve, len(notation.closing), wants_reserve=json_answer)
     thinking = notation.thinking(
@@ -112,6 +116,14 @@ async def chat_work(
     )
     recorder = service.recorder(ask, rendered, first.calls)
     return Work(_choices(first, ask.n), recorder, rendered.replayed, watch)
+
+
+async def _constraint(service: Service, ask: ChatRequest, tools: Seq[Tool]) -> Recipe | None:
+    """What constrains the answer, if anything. A large schema compiles for a while; streams go on meanwhile."""
+    if ask.document is None and not (ask.tools and ask.tool_choice.mode != "none"):
+        return None
+    notation, parallel = service.notation, ask.parallel_tool_calls
+    return await asyncio.to_thread(constraint_for, notation, ask.document, tools, ask.tool_choice, parallel)
 
 
 def _limited(thinking: Thinking, tokens: int, text: str, service: Service) -> Thinking:

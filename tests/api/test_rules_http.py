@@ -412,6 +412,13 @@ def test_sampling_is_set_unless_the_client_named_it() -> None:
         assert not box.events[-1]["done"]
 
 
+@pytest.mark.parametrize("document", [{"regex": "("}, {"grammar": "nonsense"}, {"unheard": 1}])
+def test_a_document_that_can_not_be_used_is_not_the_clients_mistake(document: dict[str, Any]) -> None:
+    with host(once(Action.constrain(document, "ask")), SP4) as box:
+        for say in both(box):
+            assert say(script=["Free."]).assert_status(200).text == "Free."
+
+
 def test_a_rule_may_constrain_the_answer() -> None:
     with host(once(Action.constrain({"choice": ["yes", "no"]}, "ask")), SP4) as box:
         assert box.chat(script=["no way"]).text in ("yes", "no")
