@@ -37,7 +37,7 @@ def fault_of(action: Action) -> str:
             return f"{_named(value)} as its {name}"
     if action.score is not None and not _is_number(action.score):
         return f"{_named(action.score)} as its score"
-    return _fault_of_detail(action.kind, action.detail)
+    return _fault_of_detail(action.kind, action.detail) if _is_text(action.text) else "a text that UTF-8 can't hold"
 
 
 def _fault_of_detail(kind: ActionKind, detail: Mapping[str, Any]) -> str:
@@ -51,12 +51,12 @@ def _fault_of_detail(kind: ActionKind, detail: Mapping[str, Any]) -> str:
     if kind is ActionKind.MASK:
         words = detail.get("words")
         sound = isinstance(words, Mapping) and all(
-            isinstance(word, str) and word and isinstance(shown, str) for word, shown in words.items()
+            isinstance(word, str) and word and _is_text(shown) for word, shown in words.items()
         )
         return "" if sound else "words that are no texts"
     if kind is ActionKind.SET_SAMPLING:
         return next((wrong for name, value in detail.items() if (wrong := _fault_of_setting(name, value))), "")
-    texts = [name for name in ("then", "give_up", "fallback") if not isinstance(detail.get(name, ""), str)]
+    texts = [name for name in ("then", "give_up", "fallback") if not _is_text(detail.get(name, ""))]
     return f"a {texts[0]} that is no text" if texts else ""
 
 
@@ -85,6 +85,14 @@ def fault_of_messages(messages: Any) -> str:
         return f"rewrote the messages into {_named(messages)}"
     sound = all(isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in messages)
     return "" if sound else "rewrote a message into something that has no role"
+
+
+def _is_text(value: Any) -> bool:
+    """A text that can be sent: half a surrogate pair can't."""
+    try:
+        return isinstance(value, str) and (value.isascii() or bool(value.encode()))
+    except UnicodeEncodeError:
+        return False
 
 
 def _is_number(value: Any) -> bool:
