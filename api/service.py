@@ -201,9 +201,21 @@ class Service:
         `thinks` a reasoning block that the template opens is closed at once. Raises ApiError when the template refuses
         it."""
         size = sum(len(content_text(message)) for message in ask.messages)
-        return await self._off_loop(partial(self._render, ask, note, thinks), size, "messages")
+        return await self._off_loop(partial(self._fitted, ask, note, thinks), size, "messages")
 
-    def _render(self, ask: ChatRequest, note: str, thinks: bool) -> Rendered:
+    def _fitted(self, ask: ChatRequest, note: str, thinks: bool) -> Rendered:
+        """A prompt that is too long only for what the client did not send is rendered without it: first without the
+        new note, then with the client's own words alone."""
+        rendered = self._render(ask, note, thinks)
+        if note and rendered.hidden and len(rendered.ids) >= self.engine.max_len:
+            assert self._notes is not None
+            self._notes.forget(rendered.context)
+            rendered = self._render(ask, "", thinks)
+        if rendered.hidden and len(rendered.ids) >= self.engine.max_len:
+            rendered = self._render(ask, "", thinks, bare=True)
+        return rendered
+
+    def _render(self, ask: ChatRequest, note: str, thinks: bool, *, bare: bool = False) -> Rendered:
         prompt, replays, notes = self._prompt, self._replays, self._notes
         assert prompt is not None
         assert replays is not None
@@ -214,11 +226,11 @@ class Service:
         switches = {"add_generation_prompt": not continued, **ask.template_kwargs}
         if note and not continued:
             notes.keep(found.context, note)
-        noted = notes.find(found.contexts)
+        noted = {} if bare else notes.find(found.contexts)
         messages = notes.marked(ask.messages, noted) if noted else ask.messages
         pieces: Pieces = []
         replayed = 0
-        if found.turns:
+        if found.turns and not bare:
             pieces, replayed = replays.splicer.render(messages, found.turns, ask.template_tools, **switches)
         text = pieces.pop() if pieces else prompt.render(messages, ask.template_tools, **switches)
         assert isinstance(text, str)

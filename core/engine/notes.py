@@ -52,6 +52,11 @@ class Notes:
                 _, dropped = self._texts.popitem(last=False)
                 self._size -= len(dropped)
 
+    def forget(self, context: bytes) -> None:
+        """The note that was kept for this context was not given after all."""
+        with self._lock:
+            self._size -= len(self._texts.pop(context, ""))
+
     def find(self, contexts: Seq[bytes]) -> dict[int, str]:
         """The notes of a conversation: index of the message -> text."""
         with self._lock:

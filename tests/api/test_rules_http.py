@@ -371,6 +371,25 @@ def _both_points(event: Any) -> Action | None:
     return Action.close_reasoning("Enough.", "long") if event.inside and event.reasoning_tokens >= 9 else None
 
 
+def test_what_the_client_did_not_send_never_makes_its_prompt_too_long() -> None:
+    rule = Rule("r", at=SP4, check=note_when("first", "A note of many words. " * 5))
+    sections: dict[str, Any] = {"rules": ["r"], "caches": ["resident"], "server": {"max_len": 240}}
+    with Box(plugins=[plugin(rule)], **sections) as box:
+        fits = [{"role": "user", "content": "first, and " + json.dumps({"script": ["Yes."]})}]
+        told = box.chat(fits)
+        assert told.usage["prompt_tokens_details"]["hidden_tokens"] > 100
+        # later on the note is no longer read, rather than that the client's own words are refused
+        later = [*fits, {"role": "assistant", "content": told.text}, {"role": "user", "content": "so? " * 35}]
+        again = box.chat(later, max_tokens=5).assert_status(200)
+        assert "hidden_tokens" not in again.usage["prompt_tokens_details"]
+        # and one that has no room is not given, then or when the message comes back
+        long = [{"role": "user", "content": "first " + "so? " * 40 + json.dumps({"script": ["Yes."]})}]
+        for _ in range(2):
+            short = box.chat(long).assert_status(200).assert_text("Yes.")
+            assert "hidden_tokens" not in short.usage["prompt_tokens_details"]
+        assert box.chat([{"role": "user", "content": "so? " * 80}]).status == 400
+
+
 def test_a_request_that_is_given_up_is_answered_with_the_sentence_alone() -> None:
     with host(once(Action.give_up("[Not again.]", "retries(3)")), SP4) as box:
         for say in both(box):
