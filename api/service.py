@@ -196,26 +196,29 @@ class Service:
         if self.ledger is not None:
             self.ledger.close()
 
-    async def chat_prompt(self, ask: ChatRequest, note: str = "", *, thinks: bool = True) -> Rendered:
+    async def chat_prompt(
+        self, ask: ChatRequest, note: str = "", *, thinks: bool = True, hidden: bool = True
+    ) -> Rendered:
         """The conversation as text and token ids, with the notes that it was given, and a new one at its end. Without
-        `thinks` a reasoning block that the template opens is closed at once. Raises ApiError when the template refuses
-        it."""
+        `thinks` a reasoning block that the template opens is closed at once; without `hidden` the model reads nothing
+        that rules put into earlier requests. Raises ApiError when the template refuses it."""
         size = sum(len(content_text(message)) for message in ask.messages)
-        return await self._off_loop(partial(self._fitted, ask, note, thinks), size, "messages")
+        return await self._off_loop(partial(self._fitted, ask, note, thinks, hidden), size, "messages")
 
-    def _fitted(self, ask: ChatRequest, note: str, thinks: bool) -> Rendered:
+    def _fitted(self, ask: ChatRequest, note: str, thinks: bool, hidden: bool) -> Rendered:
         """A prompt that is too long only for what the client did not send is rendered without it: first without the
         new note, then with the client's own words alone."""
-        rendered = self._render(ask, note, thinks)
+        rendered = self._render(ask, note, thinks, hidden)
         if note and rendered.hidden and len(rendered.ids) >= self.engine.max_len:
             assert self._notes is not None
             self._notes.forget(rendered.context)
-            rendered = self._render(ask, "", thinks)
-        if rendered.hidden and len(rendered.ids) >= self.engine.max_len:
-            rendered = self._render(ask, "", thinks, bare=True)
+            rendered = self._render(ask, "", thinks, hidden)
+        if (rendered.hidden or rendered.replayed) and len(rendered.ids) >= self.engine.max_len:
+            rendered = self._render(ask, "", thinks, hidden=False, replay=False)
         return rendered
 
-    def _render(self, ask: ChatRequest, note: str, thinks: bool, *, bare: bool = False) -> Rendered:
+    def _render(self, ask: ChatRequest, note: str, thinks: bool, hidden: bool, replay: bool = True) -> Rendered:
+        """Without `replay` no turn is written as the model wrote it."""
         prompt, replays, notes = self._prompt, self._replays, self._notes
         assert prompt is not None
         assert replays is not None
@@ -226,12 +229,13 @@ class Service:
         switches = {"add_generation_prompt": not continued, **ask.template_kwargs}
         if note and not continued:
             notes.keep(found.context, note)
-        noted = {} if bare else notes.find(found.contexts)
+        noted = notes.find(found.contexts) if hidden else {}
+        turns = {at: turn for at, turn in found.turns.items() if replay and (hidden or not turn.hidden)}
         messages = notes.marked(ask.messages, noted) if noted else ask.messages
         pieces: Pieces = []
         replayed = 0
-        if found.turns and not bare:
-            pieces, replayed = replays.splicer.render(messages, found.turns, ask.template_tools, **switches)
+        if turns:
+            pieces, replayed = replays.splicer.render(messages, turns, ask.template_tools, **switches)
         text = pieces.pop() if pieces else prompt.render(messages, ask.template_tools, **switches)
         assert isinstance(text, str)
         if continued:
@@ -239,14 +243,13 @@ class Service:
         tags = self.notation.tags
         if not thinks and tags is not None and self.notation.opens(text):
             text = f"{text.rstrip()}\n\n{tags[1]}\n\n"
-        ids, hidden = notes.laid_out(notes.filled([*pieces, text], noted))
+        ids, places = notes.laid_out(notes.filled([*pieces, text], noted))
         ids, images = prompt.placed(ids, ask.pictures)
         head = prompt.head(ask.messages, ask.template_tools, **switches)
         if head is not None:
-            head += sum(len(places) for places in hidden if places.start < head)
+            head += sum(len(span) for span in places if span.start < head)
             head = prompt.reach(head, images)
-        hidden = moved(hidden, images)
-        return Rendered(text, ids, continued, images, found.context, replayed, hidden, head)
+        return Rendered(text, ids, continued, images, found.context, replayed, moved(places, images), head)
 
     def recorder(self, ask: ChatRequest, rendered: Rendered, calls: Calls | None) -> Recorder | None:
         """What keeps the answers to this prompt; None when they are not to be kept, or could not be put back."""

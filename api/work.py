@@ -22,7 +22,7 @@ from tandem.api.watching import (
     planned,
     sampled,
 )
-from tandem.core.conductor import Watch
+from tandem.core.conductor import ON, Watch
 from tandem.core.engine.constraint import Recipe
 from tandem.core.engine.request import Generate, Rank, SharedPrompt, Thinking
 from tandem.core.plugin import ClientMatch, Tool
@@ -53,7 +53,8 @@ async def chat_work(
     notation, conductor = service.notation, service.conductor
     mode = asked_mode(headers)
     ask = replace(ask, messages=tuple(conductor.rewritten(ask.messages, mode)))
-    rendered = await service.chat_prompt(ask)
+    hides = conductor.mode_of(mode) == ON
+    rendered = await service.chat_prompt(ask, hidden=hides)
     room = _room(service, rendered.ids, ask, "messages")
     wanted = bool(ask.tools) and ask.tool_choice.mode != "none"
     tools = offered_tools(ask.tools) if wanted else ()
@@ -71,7 +72,7 @@ async def chat_work(
     plan = await planned(watch)
     thinks = plan.think is None or plan.think[0] > 0
     if plan.note or not thinks:
-        rendered = await service.chat_prompt(ask, plan.note, thinks=thinks)
+        rendered = await service.chat_prompt(ask, plan.note, thinks=thinks, hidden=hides)
         room = _room(service, rendered.ids, ask, "messages")
     if plan.sampling is not None:
         ask = replace(ask, sampling=sampled(ask.sampling, plan.sampling, service.recommended_sampling))

@@ -371,6 +371,22 @@ def _both_points(event: Any) -> Action | None:
     return Action.close_reasoning("Enough.", "long") if event.inside and event.reasoning_tokens >= 9 else None
 
 
+@pytest.mark.parametrize("mode", ["raw", "shadow"])
+def test_a_request_in_which_rules_may_do_nothing_reads_nothing_that_they_once_wrote(mode: str) -> None:
+    rule = Rule("r", at=(SP4, SP1), check=lambda e, t, s: _both_points(e))
+    sections: dict[str, Any] = {"rules": ["r"], "formats": ["qwen_xml"], "caches": ["resident"]}
+    first = [{"role": "user", "content": "first " + json.dumps({"script": THOUGHTS})}]
+    with Box(plugins=[plugin(rule)], **sections) as box, Box(formats=["qwen_xml"]) as plain:
+        told = box.chat(first)
+        said = {"role": "assistant", "content": told.text, "reasoning_content": told.reasoning}
+        for messages in (first, [*first, said, {"role": "user", "content": "more"}]):
+            lowered, raw = box.chat(messages, headers={"X-Tandem": mode}), plain.chat(messages)
+            assert (lowered.text, lowered.reasoning) == (raw.text, raw.reasoning)
+            assert lowered.usage["prompt_tokens"] == raw.usage["prompt_tokens"]
+            assert "hidden_tokens" not in lowered.usage["prompt_tokens_details"]
+        assert "hidden_tokens" in box.chat(messages).usage["prompt_tokens_details"]
+
+
 def test_what_the_client_did_not_send_never_makes_its_prompt_too_long() -> None:
     rule = Rule("r", at=SP4, check=note_when("first", "A note of many words. " * 5))
     sections: dict[str, Any] = {"rules": ["r"], "caches": ["resident"], "server": {"max_len": 240}}
