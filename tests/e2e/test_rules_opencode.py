@@ -126,7 +126,8 @@ def test_two_changes_that_the_model_writes_again_as_they_were_go_out(watched: Wa
     on = watched("call_sequence")
     writes = "\n".join(call("write", content=name, filePath=on.agent.project / name) for name in ("a.txt", "b.txt"))
     run = on.agent.run(plan(writes, writes, "Both."))
-    assert [given["content"] for _, given in run.calls] == ["a.txt", "b.txt"]
+    # opencode runs the calls of one answer at the same time
+    assert sorted(given["content"] for _, given in run.calls) == ["a.txt", "b.txt"]
     assert [len(results(turn)) for turn in on.wire.turns] == [0, 2]
     assert run.text == "Both."
     assert [done for _, _, _, done in on.decided()] == [True, False]
