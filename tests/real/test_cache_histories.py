@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from cached_turns import Served, parts_by, plain_row
-from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis import HealthCheck, Phase, settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -331,7 +331,7 @@ def run(setup: Setup, examples: int, steps: int = 12) -> None:
     quick = settings(
         max_examples=examples,
         stateful_step_count=steps,
-        deadline=None,
+        phases=(Phase.generate,),  # threads decide too who comes first: a shorter history may not fail again
         suppress_health_check=list(HealthCheck),
         print_blob=True,
     )
@@ -361,6 +361,6 @@ def test_nor_on_smollm2(smollm2: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tiers", TIERS, ids="+".join)
-@pytest.mark.parametrize(("name", "examples"), [("tiny_llama", 150), ("hybrid", 60), ("smollm2", 8)])
+@pytest.mark.parametrize(("name", "examples"), [("tiny_llama", 60), ("hybrid", 25), ("smollm2", 6)])
 def test_many_histories(name: str, examples: int, tiers: tuple[str, ...], models: Callable[[str], Any]) -> None:
     run(Setup(models(name), tiers, draft=True), examples, steps=25)
