@@ -123,12 +123,15 @@ class Served:
         return self.on_thread(self.engine.caches.check) or self.platform.failed
 
 
-def abandon(served: Served, prompt: Seq[int], at: type, **more: Any) -> None:
-    """Ask, and leave when the first event of this kind comes."""
-    client, job = served.submit(prompt, 200, **more)
-    client.first(at)
+def abandon(served: Served, prompt: Seq[int], at: type, max_tokens: int = 200) -> tuple[Any, Finished]:
+    """Ask, and leave when the first event of this kind comes, or the answer is over: the job, and its last event."""
+    client, job = served.submit(prompt, max_tokens)
+    last = client.first((at, Finished))  # type: ignore[arg-type]
     job.cancel()
-    client.wait()
+    if not isinstance(last, Finished):
+        last = client.wait()
+    assert isinstance(last, Finished), last
+    return job, last
 
 
 def parts_by(model: Any, request: Generate, output: Seq[int]) -> float | None:

@@ -175,10 +175,7 @@ def test_a_conversation_left_while_it_was_answered_goes_on_but_for_rounding(
 ) -> None:
     served = serve(model, "spill")
     prompt = text(START + 22, 3)
-    client, job = served.submit(prompt, 200)
-    client.first(Piece)
-    job.cancel()
-    client.wait()
+    job, _ = abandon(served, prompt, Piece)
     again = [*prompt, *job.generation.output, *text(20, 5)]
     warm = resumed(served, "spill", again)
     assert warm.stats.cached_tokens >= len(prompt)
