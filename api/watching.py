@@ -68,9 +68,7 @@ def begin_chat(
         turn_calls=calls_of_turn(ask.messages, timed),
         new_calls=new,
     )
-    watch = conductor.begin(event, mode)
-    watch.begun()
-    return watch
+    return conductor.begin(event, mode)
 
 
 def begin_plain(
