@@ -261,6 +261,8 @@ class ScriptedSequence:
     pending: Block | None = None
     answer_at: int | None = None
     script: Script | None = None
+    begun: dict[int, tuple[int, Script]] = field(default_factory=dict)
+    """Row of the pending block -> the answer that begins behind it, if that row is committed."""
 
     @property
     def length(self) -> int:
@@ -282,6 +284,9 @@ class ScriptedSequence:
                 raise ValueError(f"row {row} hangs on row {parent}, not on {before}: not a path")
             self.tokens.append(block.tokens[row])
             before = row
+            if row in self.begun:
+                self.answer_at, self.script = self.begun[row]
+        self.begun = {}
 
     def anchor(self) -> Anchor:
         return Anchor(len(self.tokens), 0)
@@ -305,6 +310,7 @@ class ScriptedSequence:
         tokens, self.pictures, self.answer_at, self.script = snapshot
         self.tokens = list(tokens)
         self.pending = None
+        self.begun = {}
 
     def close(self) -> None:
         self.tokens = []
@@ -318,14 +324,12 @@ class ScriptedSequence:
             row = row - 1 if block.parents is None else block.parents[row]
         return path[::-1]
 
-    def begin_answer(self, prompt: Seq[int]) -> Script:
-        """Read the script out of the prompt that ends where the answer begins."""
+    def answer_to(self, prompt: Seq[int]) -> tuple[int, Script]:
+        """Where the answer to this prompt begins, which is its end, and the script that the prompt holds."""
         seen = self.pictures
         if self.pending is not None:
             seen += begun(self.pending, len(self.tokens), len(prompt) - len(self.tokens))
-        self.answer_at = len(prompt)
-        self.script = script_for(prompt, self.reply, [picture for _, picture in seen])
-        return self.script
+        return len(prompt), script_for(prompt, self.reply, [picture for _, picture in seen])
 
 
 def begun(block: Block, start: int, count: int) -> tuple[tuple[int, Picture], ...]:
@@ -499,11 +503,12 @@ class ScriptedModel:
         out = self._base.repeat(len(block.logits), 1)
         for index, row in enumerate(block.logits):
             path = sequence.path_to(block, row)
-            script = sequence.script
-            if script is None or sequence.answer_at is None or ASSISTANT in path:
-                script = sequence.begin_answer([*sequence.tokens, *path])
-            assert sequence.answer_at is not None
-            out[index, script.token(sequence.length + len(path) - sequence.answer_at)] = 40.0
+            start, script = sequence.answer_at, sequence.script
+            if start is None or script is None:
+                start, script = sequence.answer_at, sequence.script = sequence.answer_to([*sequence.tokens, *path])
+            elif ASSISTANT in path:  # another turn; or a draft's guess of one, which counts only if it is committed
+                start, script = sequence.begun[row] = sequence.answer_to([*sequence.tokens, *path])
+            out[index, script.token(sequence.length + len(path) - start)] = 40.0
         return out
 
     def _check_picture(self, rows: ImageRows, tokens: Seq[int]) -> None:

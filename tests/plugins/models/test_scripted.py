@@ -12,7 +12,7 @@ from tandem.core.engine.prompt import Prompt
 from tandem.core.engine.request import Finished, Generate, Piece, Sampling
 from tandem.core.engine.round import run_round
 from tandem.core.plugin import Block
-from tandem.plugins.models.scripted import END, ByteTokenizer, ScriptedModel, find_told
+from tandem.plugins.models.scripted import ASSISTANT, END, ByteTokenizer, ScriptedModel, find_told
 
 
 def model(**options: Any) -> ScriptedModel:
@@ -259,3 +259,17 @@ def test_specials_are_one_token_and_write_nothing() -> None:
     assert tokenizer.token_bytes(END) == b""
     with pytest.raises(IndexError, match="261"):
         tokenizer.token_bytes(261)
+
+
+def test_a_guess_of_another_turn_that_does_not_come_true_changes_nothing() -> None:
+    """Drafts made of earlier prompts hold the marks of turns."""
+    m = model()
+    sequence: Any = m.new_sequence(1000)
+    prompt = Prompt(m).chat([{"role": "user", "content": told("abcdef")}])
+    m.forward([Block(sequence, prompt, logits=(len(prompt) - 1,))])
+    sequence.commit(range(len(prompt)))
+    guess = [ord("a"), END, ASSISTANT, ord("a")]
+    m.forward([Block(sequence, guess, logits=(0, 1, 2, 3))])
+    sequence.commit([0])
+    (rows,) = m.forward([Block(sequence, [ord("b")], logits=(0,))])
+    assert int(rows[0].argmax()) == ord("c")
