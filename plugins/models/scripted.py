@@ -491,6 +491,9 @@ class ScriptedModel:
         for rows in block.images:
             self._check_picture(rows, block.tokens)
         sequence.pending = block
+        if sequence.answer_at == sequence.length and len(block.logits) < count:
+            # Nothing was written yet, and this is read: the prompt goes on behind one that a cache knew.
+            sequence.answer_at = sequence.script = None
         if sequence.answer_at is not None and sequence.script is not None:
             first = block.tokens[0]
             offset = sequence.length - sequence.answer_at

@@ -273,3 +273,15 @@ def test_a_guess_of_another_turn_that_does_not_come_true_changes_nothing() -> No
     sequence.commit([0])
     (rows,) = m.forward([Block(sequence, [ord("b")], logits=(0,))])
     assert int(rows[0].argmax()) == ord("c")
+
+
+def test_a_prompt_that_goes_on_behind_a_kept_one_is_answered_from_the_beginning() -> None:
+    m = model()
+    first, second = m.new_sequence(1000), m.new_sequence(1000)
+    prompt = Prompt(m).chat([{"role": "user", "content": told("abc", end=False)}])
+    m.forward([Block(first, prompt, logits=(len(prompt) - 1,))])
+    first.commit(range(len(prompt)))
+    second.restore(first.snapshot())
+    more = list(b"<think>\n\n</think>\n\n")
+    (rows,) = m.forward([Block(second, more, logits=(len(more) - 1,))])
+    assert int(rows[0].argmax()) == ord("a")
