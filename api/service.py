@@ -241,6 +241,11 @@ class Service:
             )
         return min(max_tokens, limit - prompt_tokens)
 
+    def refused(self, route: str, code: str, client: ClientMatch) -> None:
+        """Count a request that the engine did not take."""
+        self.metrics.refused(code)
+        self.ended(Record("-", route, client.kind, client.session, False, reason="refused", detail=code))
+
     def ended(self, record: Record) -> None:
         """A request is over: one log line, and the counters."""
         record.write()
