@@ -113,7 +113,7 @@ class Engine:
                 raise Refused("no_model", "no model is loaded: the manifest has no model section", 60)
             if self._draining or self._stopping:
                 raise Refused("draining", "the server is shutting down", 30)
-            if self._admission.is_full(job):
+            if not request.follows and self._admission.is_full(job):
                 waiting = len(self._admission.waiting)
                 raise Refused("queue_full", f"all places are busy and {waiting} requests wait", 5)
             self._admission.add(job)

@@ -127,6 +127,8 @@ class Generate:
     shared: SharedPrompt | None = None
     """Set for the choices of one request, so that the prompt is read once."""
     rank: Rank = Rank.TURN
+    follows: bool = False
+    """It is a part of a request of which others were answered already: a full queue does not turn it away."""
 
 
 @dataclass(frozen=True, slots=True)
