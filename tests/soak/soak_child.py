@@ -18,9 +18,12 @@ from typing import Any
 
 import psutil
 
+POOLS = ("asyncio_", "uvloop_", "image_")
+"""Threads of pools. How many there are is a matter of the bursts, up to a fixed number."""
+
 
 def main() -> None:
-    """Blocks the signal before any thread is there, so that every thread inherits that and only the reporter gets it."""
+    """The signal is blocked before any thread is there: each inherits that, and only the reporter gets it."""
     report = Path(sys.argv.pop(1))
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     threading.Thread(target=_report, args=(report,), name="soak-report", daemon=True).start()
@@ -46,8 +49,7 @@ def _held() -> dict[str, Any]:
     with suppress(OSError, AttributeError):  # another C library keeps what it freed
         ctypes.CDLL(None).malloc_trim(0)
     process = psutil.Process()
-    # How many threads the pool of the event loop has is a matter of its bursts, up to a fixed number.
-    lasting = [thread for thread in threading.enumerate() if not thread.name.startswith("asyncio_")]
+    lasting = [thread for thread in threading.enumerate() if not thread.name.startswith(POOLS)]
     return {
         "rss": process.memory_info().rss,
         "objects": len(gc.get_objects()),

@@ -16,10 +16,38 @@ from typing import Any
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 
-WORDS = (
-    "river stone lantern gradually seventeen Zürich naïve Ωmega 東京 日本 🚀 👩‍🔬 é ﬁn — … \"quoted\" it's {brace} [list] "
-    "back\\slash data: event: : <tag> </p> a&b 100% \t tab new\nline \u2028 \u0085 \x7f"
-).split(" ")
+WORDS = [
+    "river",
+    "stone",
+    "lantern",
+    "gradually",
+    "seventeen",
+    "{brace}",
+    "[list]",
+    "back\\slash",
+    "a&b",
+    "100%",
+    "tab",
+    "it's",
+    '"quoted"',
+    "<tag>",
+    "</p>",
+    ":",
+    "data:",
+    "event:",
+    "Zürich",
+    "naïve",
+    "Ωmega",
+    "é",
+    "ﬁn",
+    "—",
+    "…",
+    "東京",
+    "日本",
+    "🚀",
+    "👩\u200d🔬",
+]
+WORDS += ["new\nline", "\t", "\u2028", "\x85", "\x7f"]
 SYSTEM = "You are a careful writer, and this is the instruction that every conversation begins with. " * 6
 SCHEMA = {
     "type": "object",
@@ -29,6 +57,7 @@ SCHEMA = {
 }
 CALL = "<tool_call>\n<function={name}>\n<parameter=query>\n{query}\n</parameter>\n</function>\n</tool_call>"
 PARAMETERS = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+QUERIES = ("tea", "東京 🚀", "two words", 'a "quote"')
 ENDLESS = 200_000
 """`max_tokens` of an answer that nobody waits for."""
 
@@ -208,7 +237,8 @@ def batch(plan: Planner) -> Visit:
 
 def tools(plan: Planner) -> Visit:
     text, name = plan.text(1, 8), plan.chance.choice(("look", "search"))
-    queries = [plan.chance.choice(("tea", "東京 🚀", "two words", 'a "quote"')) for _ in range(plan.chance.choice((1, 1, 2)))]
+    # No two alike: a call exactly like the one before it is dropped.
+    queries = plan.chance.sample(QUERIES, plan.chance.choice((1, 1, 2)))
     written = "\n".join(CALL.format(name=name, query=query) for query in queries)
     calls = tuple((name, json.dumps({"query": query}, ensure_ascii=False)) for query in queries)
     function = {"name": name, "description": "Finds something.", "parameters": PARAMETERS}
@@ -328,7 +358,7 @@ def leaving(plan: Planner) -> Visit:
 
 def slow(plan: Planner) -> Visit:
     """A reader that the answer has to wait for."""
-    text = " ".join(plan.text() for _ in range(30))
+    text = " ".join(plan.text() for _ in range(6))
     (ask,) = [plan.ask("slow", plan.chance.choice((CHAT, MESSAGES, RESPONSES)), plan.script(text), [Said(text)])]
     return [replace(ask, body={**ask.body, "stream": True}, slow=True)]
 

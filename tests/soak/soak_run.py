@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from soak_plan import Ask, Said, Visit
+from soak_plan import Ask, Visit
 from soak_server import Held, WatchedServer
 from soak_wire import Got, Wire, said
 
@@ -21,6 +21,8 @@ from tandem.core.engine.ledger import read
 CLIENTS = 8
 AFTERWARDS = "afterwards"
 """The session of the question that is asked when all is over."""
+AGAIN = 50
+"""How often one comes back that will leave in the middle of its answer."""
 AGAIN_S = 0.02
 """A client that finds the queue full comes back after this long."""
 
@@ -44,50 +46,53 @@ class Outcome:
     seen: list[Seen] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     held: list[Held] = field(default_factory=list)
-    """At the start, after the warm-up, and at the end."""
+    """At the start and after each quarter."""
     stages: Counter[str] = field(default_factory=Counter)
-    """Where those stood who left: `queue`, `prefill`, `decode`, or `unseen` for who was gone before the engine knew."""
+    """Where those stood who left: `queue`, `prefill`, `decode`, `refused`, or `unseen` before the engine knew them."""
     seconds: float = 0.0
 
     def summary(self) -> str:
         kinds = Counter(one.ask.kind for one in self.seen)
         refusals = sum(one.refusals for one in self.seen)
-        start, warm, end = (self.held + [self.held[-1]] * 3)[:3]
+        held = self.held
+        longest = sorted(self.seen, key=lambda one: -one.seconds)[:5]
         return "\n".join(
             [
-                f"{len(self.seen)} requests in {self.seconds:.1f} s by {CLIENTS} clients, {refusals} times refused",
-                "  " + ", ".join(f"{kind} {count}" for kind, count in kinds.most_common()),
-                "  left: " + ", ".join(f"{stage} {count}" for stage, count in self.stages.most_common()),
-                f"  memory, MiB: {start.rss / 2**20:.1f} at the start, {warm.rss / 2**20:.1f} warm, "
-                f"{end.rss / 2**20:.1f} at the end ({end.rss / warm.rss - 1:+.2%})",
-                f"  Python objects: {start.objects}, {warm.objects}, {end.objects};"
-                f" threads: {len(start.threads)}, {len(warm.threads)}, {len(end.threads)};"
-                f" descriptors: {start.files}, {warm.files}, {end.files}",
-                "  the longest, s: "
-                + ", ".join(f"{one.ask.kind} {one.seconds:.2f}" for one in sorted(self.seen, key=lambda o: -o.seconds)[:5]),
+                f"{len(self.seen)} requests in {self.seconds:.1f} s, {refusals} times refused",
+                f"  {_listed(kinds)}",
+                f"  who left stood in: {_listed(self.stages)}",
+                f"  memory, MiB: {', '.join(f'{one.rss / 2**20:.1f}' for one in held)}",
+                f"  Python objects: {', '.join(str(one.objects) for one in held)}",
+                f"  threads: {', '.join(str(len(one.threads)) for one in held)}",
+                f"  open descriptors: {', '.join(str(one.files) for one in held)}",
+                f"  the longest, s: {', '.join(f'{one.ask.kind} {one.seconds:.2f}' for one in longest)}",
                 f"  problems: {len(self.problems)}",
             ]
         )
 
 
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common())
+
+
 def soak(
     server: WatchedServer,
     visits: Seq[Visit],
+    outcome: Outcome,
     check: Callable[[Ask, Got], str | None] | None = None,
     clients: int = CLIENTS,
-) -> Outcome:
-    """Make all visits, a quarter of them as the warm-up. `check` says what is wrong with an answer, None for nothing."""
-    outcome = Outcome()
+) -> None:
+    """Make all visits, in quarters; the first is the warm-up. `check` says what is wrong with an answer, None for
+    nothing."""
     server.idle()
     outcome.held.append(server.held())
     started = time.monotonic()
-    warm = len(visits) // 4
-    for part in (visits[:warm], visits[warm:]):
+    for quarter in range(4):
+        part = visits[len(visits) * quarter // 4 : len(visits) * (quarter + 1) // 4]
         _visit(server, part, outcome, check or wrong_answer, clients)
         server.idle()
         outcome.held.append(server.held())
     outcome.seconds = time.monotonic() - started
-    return outcome
 
 
 def _visit(
@@ -132,12 +137,15 @@ def _made(wire: Wire, one: Seen, check: Callable[[Ask, Got], str | None]) -> str
         one.got = got = wire.send(one.ask)
         if got.status != 503:
             break
-        told = json.loads(got.content)
-        if "places are busy" not in told["error"]["message"]:
-            return f"503: {told}"
         one.refusals += 1
-        if one.ask.leave is not None:
-            return None
+        if one.ask.leave is not None:  # it may not have read all of it
+            if one.ask.leave.stage != "text" or one.refusals > AGAIN:
+                return None
+            time.sleep(AGAIN_S)
+            continue
+        told = json.loads(got.content)["error"]["message"]
+        if "places are busy" not in told:
+            return f"503: {told}"
         time.sleep(AGAIN_S)
     if one.ask.leave is not None:
         return None if got.status in (0, 200) else f"status {got.status}: {got.content[:500]!r}"
@@ -162,8 +170,11 @@ def wrong_answer(ask: Ask, got: Got) -> str | None:
 # ---------------------------------------------------------------------------------------------------- the ledger
 
 
-def check_ledger(path: Path, outcome: Outcome) -> list[str]:
-    """Every request that the engine was asked for has its rows, and no other one has any."""
+def check_ledger(path: Path, outcome: Outcome, bytes_are_tokens: bool) -> list[str]:
+    """Every request that the engine was asked for has its rows, and no other one has any.
+
+    A model with `bytes_are_tokens` has written a token for each byte that was shown.
+    """
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in read(path):
         rows.setdefault(row["session"], []).append(row)
@@ -173,11 +184,14 @@ def check_ledger(path: Path, outcome: Outcome) -> list[str]:
         found = rows.pop(_hashed(one.ask.session), [])
         refused = [row for row in found if row["reason"] == "refused"]
         ended = [row for row in found if row["reason"] != "refused"]
-        if (problem := _wrong_rows(one, refused, ended)) is not None:
+        least = (
+            sum(len((choice.text + choice.reasoning).encode()) for choice in one.ask.said) if bytes_are_tokens else 1
+        )
+        if (problem := _wrong_rows(one, refused, ended, least)) is not None:
             told = [(row["reason"], row["detail"], row["completion_tokens"]) for row in found]
             problems.append(f"{one.ask.session} ({one.ask.kind}, {one.ask.path}): {problem}; the rows are {told}")
         if one.ask.leave is not None:
-            outcome.stages[_stage(ended)] += 1
+            outcome.stages["refused" if refused and not ended else _stage(ended)] += 1
     if rows:
         problems.append(f"{sum(map(len, rows.values()))} rows are of nobody: {list(rows.values())[:3]}")
     return problems
@@ -188,13 +202,13 @@ def _hashed(session: str) -> str:
     return hashlib.sha256(session.encode()).hexdigest()[:16]
 
 
-def _wrong_rows(one: Seen, refused: list[dict[str, Any]], ended: list[dict[str, Any]]) -> str | None:
+def _wrong_rows(one: Seen, refused: list[dict[str, Any]], ended: list[dict[str, Any]], least: int) -> str | None:
     ask, got = one.ask, one.got
     if not ask.generates:
         return "there are rows of what was no request" if refused or ended else None
     if ask.leave is not None:
-        if len(ended) + len(refused) > 1:
-            return "more than one row"
+        if len(ended) > 1 or len(refused) > max(1, one.refusals):
+            return "more rows than requests"
         if got is not None and got.status == 200 and not ended:
             return "an answer that had begun has no row"
         return None if all(row["reason"] == "abandoned" for row in ended) else "it was not abandoned"
@@ -203,16 +217,9 @@ def _wrong_rows(one: Seen, refused: list[dict[str, Any]], ended: list[dict[str, 
     if len(ended) != 1:
         return f"{len(ended)} rows of one answer"
     (row,) = ended
-    finish = ask.said[0].finish
-    if row["reason"] != finish:
-        return f"it ended with {finish}"
-    # With batches `choices` counts those of one prompt.
-    return None if row["completion_tokens"] >= sum(_least_tokens(choice) for choice in ask.said) else "tokens are missing"
-
-
-def _least_tokens(choice: Said) -> int:
-    """What the scripted model wrote at least: a token for each byte that was shown, where all of it was."""
-    return len(choice.text.encode()) + len(choice.reasoning.encode())
+    if row["reason"] != ask.said[0].finish:
+        return f"it ended with {ask.said[0].finish}"
+    return None if row["completion_tokens"] >= least else "tokens are missing"
 
 
 def _stage(ended: list[dict[str, Any]]) -> str:

@@ -25,7 +25,7 @@ class Held:
     """Bytes in memory."""
     objects: int
     threads: list[str]
-    """The names of Python's threads, without the event loop's pool."""
+    """The names of Python's threads, without those of pools."""
     files: int
     """Open descriptors, sockets among them."""
 

@@ -39,16 +39,13 @@ class Wire:
             return self._left(ask, ask.leave)
         connection = self._kept or http.client.HTTPConnection(*self._address, timeout=PATIENCE_S)
         self._kept = None
-        if ask.slow:
-            connection.connect()
-            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.request(ask.method, ask.path, _bytes(ask), _headers(ask))
         answer = connection.getresponse()
         content = b""
-        while piece := answer.read1(1024 if ask.slow else 65536):
+        while piece := answer.read1(8192 if ask.slow else 65536):
             content += piece
             if ask.slow:
-                time.sleep(0.001)
+                time.sleep(0.002)
         answer.read()  # else the connection does not know that this answer is over
         if answer.will_close or ask.slow:
             connection.close()
