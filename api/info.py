@@ -78,6 +78,7 @@ class InfoRoutes:
             "sampling": {"regenerate": service.regenerations.told()},
             "caches": snapshot["caches"],
             "memory": snapshot.get("memory", {}),
+            "ledger": service.ledger_state(),
             "plugins": {
                 "states": dict(Counter(record["state"] for record in records)),
                 "failed": [record for record in records if record["state"] == "failed"],

@@ -169,6 +169,10 @@ class Service:
         """Raises FieldError for the first wrong field."""
         return read_completion(body, self.model().tokenizer.vocab_size, self.defaults)
 
+    def ledger_state(self) -> dict[str, Any]:
+        """Rows that were written and lost since the start, and why the last ones were; empty without a ledger."""
+        return {**self.ledger.stats(), "error": self.ledger.error} if self.ledger is not None else {}
+
     def close(self) -> None:
         """The server is down."""
         self._images.close()

@@ -8,6 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 from soak_plan import CHAT, COMPLETIONS, ENDLESS, MESSAGES, RESPONSES, Ask, Leave, Planner, Visit
+from soak_run import ASIDE
 from soak_server import WatchedServer
 from soak_wire import Got, Wire, said
 
@@ -28,12 +29,15 @@ class RealPlanner(Planner):
     gaps: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
     """Answer -> its tokens, each with how much likelier it was than the next one, in nats."""
 
-    def learn(self, server: WatchedServer) -> None:
-        """Ask everything once, one after another, past the caches. The chat's answers are those of the other doors."""
+    def learn(self, server: WatchedServer) -> int:
+        """Ask everything once, one after another, past the caches; how many requests that took.
+
+        The chat's answers are those of the other doors, which tell no log-probabilities.
+        """
         wire = Wire(server.address)
         for subject in SUBJECTS:
             for path, wanted in ((CHAT, {"logprobs": True, "top_logprobs": 2}), (COMPLETIONS, {"logprobs": 2})):
-                ask = Ask(path, path, _body(path, subject), session="learning")
+                ask = Ask(path, path, _body(path, subject), session=ASIDE)
                 got = wire.send(replace(ask, body={**ask.body, **wanted, "cache_prompt": False}))
                 assert got.status == 200, got.content
                 answer = said(ask, got)
@@ -41,6 +45,7 @@ class RealPlanner(Planner):
                 for door in (COMPLETIONS,) if path == COMPLETIONS else (CHAT, MESSAGES, RESPONSES):
                     self.known.append(Ask(door, door, _body(door, subject), said=answer))
         wire.close()
+        return len(self.gaps)
 
     def visits(self, count: int) -> list[Visit]:
         return [[replace(self._drawn(), session=f"soak-{at}")] for at in range(count)]
@@ -50,7 +55,9 @@ class RealPlanner(Planner):
         body = {**ask.body, "stream": self.chance.random() < 0.5}
         if self.chance.random() < 0.2:
             stage = self.chance.choice(("wait", "text"))
-            leave = Leave(stage, self.chance.choice(("close", "reset", "half")), self.chance.choice((0.0, 0.05, 0.3)))
+            leave = Leave(
+                stage, self.chance.choice(("close", "reset", "half")), self.chance.choice((0.0, 0.05, 0.3)), 2500
+            )
             limit = "max_output_tokens" if ask.path == RESPONSES else "max_tokens"
             # Too many tokens to come to an end before the client has left.
             body |= {limit: ENDLESS, "stream": stage == "text" or body["stream"], "temperature": 1.0}

@@ -19,8 +19,8 @@ from soak_wire import Got, Wire, said
 from tandem.core.engine.ledger import read
 
 CLIENTS = 8
-AFTERWARDS = "afterwards"
-"""The session of the question that is asked when all is over."""
+ASIDE = "aside"
+"""The session of what is asked before and after the soak."""
 AGAIN = 50
 """How often one comes back that will leave in the middle of its answer."""
 AGAIN_S = 0.02
@@ -49,6 +49,8 @@ class Outcome:
     """At the start and after each quarter."""
     stages: Counter[str] = field(default_factory=Counter)
     """Where those stood who left: `queue`, `prefill`, `decode`, `refused`, or `unseen` before the engine knew them."""
+    before: int = 0
+    """Requests that were made before it."""
     seconds: float = 0.0
 
     def summary(self) -> str:
@@ -179,7 +181,7 @@ def check_ledger(path: Path, outcome: Outcome, bytes_are_tokens: bool) -> list[s
     for row in read(path):
         rows.setdefault(row["session"], []).append(row)
     problems = []
-    rows.pop(_hashed(AFTERWARDS), None)
+    rows.pop(_hashed(ASIDE), None)
     for one in outcome.seen:
         found = rows.pop(_hashed(one.ask.session), [])
         refused = [row for row in found if row["reason"] == "refused"]
@@ -217,8 +219,8 @@ def _wrong_rows(one: Seen, refused: list[dict[str, Any]], ended: list[dict[str, 
     if len(ended) != 1:
         return f"{len(ended)} rows of one answer"
     (row,) = ended
-    if row["reason"] != ask.said[0].finish:
-        return f"it ended with {ask.said[0].finish}"
+    if got is not None and row["reason"] != (told := said(ask, got)[0].finish):
+        return f"its reader was told {told}"
     return None if row["completion_tokens"] >= least else "tokens are missing"
 
 

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from soak_plan import Planner
 from soak_real import RealPlanner
-from soak_run import AFTERWARDS, Outcome, check_ledger, soak
+from soak_run import ASIDE, Outcome, check_ledger, soak
 from soak_server import WatchedServer
 
 SCRIPTED = """\
@@ -91,7 +91,7 @@ def scripted_soak(folder: Path, count: int, seed: int) -> Outcome:
 def still_there(server: WatchedServer) -> list[str]:
     """It answers as at the start."""
     body = {"messages": [{"role": "user", "content": '{"script": ["still ", "here"]}'}], "max_tokens": 16}
-    headers = {"X-Session-Id": AFTERWARDS}
+    headers = {"X-Session-Id": ASIDE}
     answer = httpx2.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=20, trust_env=False)
     return [] if answer.json()["choices"][0]["message"]["content"] else [f"it does not answer any more: {answer.text}"]
 
@@ -115,12 +115,13 @@ def counted(outcome: Outcome, metrics: dict[str, float]) -> list[str]:
     )
     answered = sum(bool(one.ask.said) and one.got is not None and one.got.status == 200 for one in outcome.seen)
     left = sum(count for stage, count in outcome.stages.items() if stage not in ("unseen", "refused"))
-    wanted = answered + left
+    wanted = outcome.before + answered + left
     return [] if wanted == ended else [f"/metrics counts {ended} requests, and {wanted} ended"]
 
 
-def nothing_is_left(outcome: Outcome) -> None:
-    start, warm, *_, end = outcome.held
+def nothing_is_left(outcome: Outcome, warm_after: int = 1) -> None:
+    """`warm_after` is the quarter by whose end the caches are full."""
+    start, warm, end = outcome.held[0], outcome.held[warm_after], outcome.held[-1]
     assert not Counter(end.threads) - Counter(warm.threads), "threads stay behind"
     assert end.files <= max(start.files, warm.files), "sockets or files stay open"
     assert end.rss <= warm.rss * (1 + GROWTH), "memory grows"
@@ -144,7 +145,7 @@ def test_two_hundred_requests_to_a_real_model(state: Path) -> None:
     """What it writes for several at once is what it wrote for one alone, up to a near tie."""
     plan = RealPlanner(random.Random(5))
     with served(state, SMOLLM2) as (server, outcome):
-        plan.learn(server)
+        outcome.before = plan.learn(server)
         soak(server, plan.visits(200), outcome, plan.wrong, clients=6)
         assert server.health()["caches"]["disk"]["written"] > 0
-    nothing_is_left(outcome)
+    nothing_is_left(outcome, warm_after=2)

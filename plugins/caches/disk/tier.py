@@ -7,6 +7,7 @@ import logging
 import os
 import queue
 import shutil
+import stat
 import threading
 import time
 from collections import OrderedDict
@@ -21,6 +22,8 @@ from tandem.plugins.caches.disk import format as files
 
 log = logging.getLogger("tandem.caches.disk")
 
+STATES = "[0-9a-f]" * 32 + ".state"
+"""The names that this tier gives. A file with another one is not its own, and is left alone."""
 PENDING = 2
 """Copies that wait to be written, at most: they take memory. What comes meanwhile is not written."""
 PAUSE_S = 60.0
@@ -206,7 +209,7 @@ class DiskTier(CacheTier):
         for path, status in _found(self._path, ".*.part"):
             if now - status.st_mtime > 3600:  # no writer takes that long: it died
                 self._delete(path)
-        for path, status in _found(self._path, "*.state"):
+        for path, status in _found(self._path, STATES):
             try:
                 head = files.read_head(path)
             except files.Broken as error:
@@ -224,7 +227,7 @@ class DiskTier(CacheTier):
 
     def _make_room(self, size: int) -> None:
         """Delete the files that were not asked for the longest, of other models too, until `size` more bytes fit."""
-        found = _found(self._path, "*.state")
+        found = _found(self._path, STATES)
         held = sum(status.st_size for _, status in found)
         for path, status in found:
             if held + size <= self._limits.budget:
@@ -246,13 +249,15 @@ class DiskTier(CacheTier):
 
 
 def _found(path: Path, pattern: str) -> list[tuple[Path, os.stat_result]]:
-    """The files that match, the one that was not asked for the longest first."""
+    """The files that match, the one that was not asked for the longest first. What is no file is somebody else's."""
     found = []
     for file in path.glob(pattern):
         try:
-            found.append((file, file.stat()))
+            status = file.lstat()
         except OSError:  # another server has deleted it
             continue
+        if stat.S_ISREG(status.st_mode):
+            found.append((file, status))
     return sorted(found, key=lambda item: (item[1].st_mtime, item[0]))
 
 
