@@ -182,6 +182,8 @@ def _prepare(path: Path) -> None:
             connection.close()
     except OSError as error:
         raise LedgerError(f"{path}: the ledger can't be written: {error.strerror or error}") from error
+    except LedgerError as error:
+        raise LedgerError(f"{path}: {error}") from error
     except sqlite3.Error as error:
         raise LedgerError(f"{path}: this is no ledger that can be written: {error}") from error
 
@@ -195,8 +197,12 @@ def _check(connection: sqlite3.Connection) -> None:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_S)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+    except BaseException:
+        connection.close()  # else it would keep the file locked for as long as somebody looks at the error
+        raise
     return connection
 
 

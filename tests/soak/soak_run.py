@@ -172,10 +172,10 @@ def wrong_answer(ask: Ask, got: Got) -> str | None:
 # ---------------------------------------------------------------------------------------------------- the ledger
 
 
-def check_ledger(path: Path, outcome: Outcome, bytes_are_tokens: bool) -> list[str]:
+def check_ledger(path: Path, outcome: Outcome, scripted: bool) -> list[str]:
     """Every request that the engine was asked for has its rows, and no other one has any.
 
-    A model with `bytes_are_tokens` has written a token for each byte that was shown.
+    The scripted model has written a token for each byte that was shown, and ends nothing before its client leaves.
     """
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in read(path):
@@ -186,10 +186,7 @@ def check_ledger(path: Path, outcome: Outcome, bytes_are_tokens: bool) -> list[s
         found = rows.pop(_hashed(one.ask.session), [])
         refused = [row for row in found if row["reason"] == "refused"]
         ended = [row for row in found if row["reason"] != "refused"]
-        least = (
-            sum(len((choice.text + choice.reasoning).encode()) for choice in one.ask.said) if bytes_are_tokens else 1
-        )
-        if (problem := _wrong_rows(one, refused, ended, least)) is not None:
+        if (problem := _wrong_rows(one, refused, ended, scripted)) is not None:
             told = [(row["reason"], row["detail"], row["completion_tokens"]) for row in found]
             problems.append(f"{one.ask.session} ({one.ask.kind}, {one.ask.path}): {problem}; the rows are {told}")
         if one.ask.leave is not None:
@@ -204,7 +201,7 @@ def _hashed(session: str) -> str:
     return hashlib.sha256(session.encode()).hexdigest()[:16]
 
 
-def _wrong_rows(one: Seen, refused: list[dict[str, Any]], ended: list[dict[str, Any]], least: int) -> str | None:
+def _wrong_rows(one: Seen, refused: list[dict[str, Any]], ended: list[dict[str, Any]], scripted: bool) -> str | None:
     ask, got = one.ask, one.got
     if not ask.generates:
         return "there are rows of what was no request" if refused or ended else None
@@ -213,7 +210,8 @@ def _wrong_rows(one: Seen, refused: list[dict[str, Any]], ended: list[dict[str, 
             return "more rows than requests"
         if got is not None and got.status == 200 and not ended:
             return "an answer that had begun has no row"
-        return None if all(row["reason"] == "abandoned" for row in ended) else "it was not abandoned"
+        over = {"abandoned"} if scripted else {"abandoned", "stop", "length"}
+        return None if all(row["reason"] in over for row in ended) else "it was not abandoned"
     if len(refused) != one.refusals:
         return f"{len(refused)} rows of {one.refusals} refusals"
     if len(ended) != 1:
@@ -221,6 +219,7 @@ def _wrong_rows(one: Seen, refused: list[dict[str, Any]], ended: list[dict[str, 
     (row,) = ended
     if got is not None and row["reason"] != (told := said(ask, got)[0].finish):
         return f"its reader was told {told}"
+    least = sum(len((choice.text + choice.reasoning).encode()) for choice in ask.said) if scripted else 1
     return None if row["completion_tokens"] >= least else "tokens are missing"
 
 

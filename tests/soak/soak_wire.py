@@ -59,7 +59,7 @@ class Wire:
 
     def _left(self, ask: Ask, leave: Leave) -> Got:
         body = _bytes(ask)
-        lines = [f"POST {ask.path} HTTP/1.1", "Host: soak", f"Content-Length: {len(body)}"]
+        lines = [f"POST {ask.path} HTTP/1.1", "Host: soak", "Connection: close", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in _headers(ask).items()]
         whole = "\r\n".join([*lines, "", ""]).encode() + body
         got = Got()

@@ -71,7 +71,7 @@ def served(folder: Path, manifest: str) -> Iterator[tuple[WatchedServer, Outcome
         health = server.health()
         outcome.problems += still_there(server)
         outcome.problems += stopped(server)
-    outcome.problems += check_ledger(ledger, outcome, bytes_are_tokens=manifest is SCRIPTED)
+    outcome.problems += check_ledger(ledger, outcome, scripted=manifest is SCRIPTED)
     outcome.problems += counted(outcome, metrics)
     if health["plugins"]["failed"]:
         outcome.problems.append(f"parts failed: {health['plugins']['failed']}")

@@ -27,7 +27,7 @@ STATES = "[0-9a-f]" * 32 + ".state"
 PENDING = 2
 """Copies that wait to be written, at most: they take memory. What comes meanwhile is not written."""
 PAUSE_S = 60.0
-"""After an error of the disk, nothing is written this long."""
+"""After an error of the disk, or when it is full, nothing is written this long."""
 SEEN = 4096
 """Conversations whose turns are counted."""
 CLOSING_S = 60.0
@@ -177,16 +177,25 @@ class DiskTier(CacheTier):
                 self._write(*work)
             except Exception as error:  # the disk is full, read-only or gone: the server goes on without it
                 self._counts["errors"] += 1
-                self._paused_until = time.monotonic() + PAUSE_S
-                log.warning("no state is written for %.0f s: %s", PAUSE_S, error)
+                self._pause(str(error))
+
+    def _pause(self, reason: str) -> None:
+        """The disk takes nothing now. It is looked at again later, and not for every state."""
+        self._paused_until = time.monotonic() + PAUSE_S
+        log.warning("no state is written for %.0f s: %s", PAUSE_S, reason)
 
     def _write(self, tokens: list[int], snapshot: Any) -> None:
         if snapshot.nbytes > self._limits.budget:
             self._counts["skipped"] += 1
             return
         self._make_room(snapshot.nbytes)
-        if shutil.disk_usage(self._path).free - snapshot.nbytes < self._limits.leave_free:
+        free = shutil.disk_usage(self._path).free
+        if free - snapshot.nbytes < self._limits.leave_free:
             self._counts["skipped"] += 1
+            self._pause(
+                f"a state of {snapshot.nbytes / 2**20:.1f} MiB would leave too little of the {free / 2**20:.1f} "
+                "MiB that are free"
+            )
             return
         path = self._path / files.file_name(self._id, tokens)
         size = files.write(path, self._id, tokens, snapshot.tensors())
