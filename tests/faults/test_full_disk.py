@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 import torch
-from fault_server import StoredServer, right_answers
+from fault_server import Answers, StoredServer, right_answers
 
 from tandem.core.engine.ledger import Ledger, Row, read
 from tandem.plugins.caches.disk import format as files
@@ -131,6 +131,11 @@ def test_a_ledger_loses_the_rows_of_the_full_time_alone(tmp_path: Path, caplog: 
 # --------------------------------------------------------------------------------------------------- a whole server
 
 
+@pytest.fixture(scope="module")
+def answers() -> Answers:
+    return right_answers()
+
+
 @contextlib.contextmanager
 def small_disk(path: Path, size: str = "1m") -> Iterator[Path]:
     """A file system of its own, in memory."""
@@ -143,8 +148,7 @@ def small_disk(path: Path, size: str = "1m") -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-def test_a_server_on_a_full_disk_answers_right_and_says_what_is_lost(state: Path) -> None:
-    answers = right_answers()
+def test_a_server_on_a_full_disk_answers_right_and_says_what_is_lost(state: Path, answers: Answers) -> None:
     with small_disk(state):
         with StoredServer(state.parent) as server:
             server.ask(answers)
@@ -175,8 +179,9 @@ def test_a_server_on_a_full_disk_answers_right_and_says_what_is_lost(state: Path
             server.stop()
 
 
-def test_a_server_on_a_disk_that_may_only_be_read_serves_what_is_there_and_says_what_it_can_not_do(state: Path) -> None:
-    answers = right_answers()
+def test_a_server_on_a_disk_that_may_only_be_read_serves_what_is_there_and_says_what_it_can_not_do(
+    state: Path, answers: Answers
+) -> None:
     with small_disk(state, "4m"):
         with StoredServer(state.parent) as server:
             server.ask(answers)
