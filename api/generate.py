@@ -74,7 +74,7 @@ class GenerateRoute:
         except ClientDisconnect:
             return Response(status_code=CLIENT_GONE)
         except Refused as refusal:
-            self._refuse(refusal.code, client)
+            self._service.refused(self._kind.route, refusal.code, client)
             return refused(refusal).response({CLIENT_HEADER: client.kind})
         except ApiError as error:
             return error.response({CLIENT_HEADER: client.kind})
@@ -183,12 +183,6 @@ class GenerateRoute:
         record.first_text = None  # the text went out at once, at the end
         service.ended(record)
         return done
-
-    def _refuse(self, code: str, client: ClientMatch) -> None:
-        """Count a request that the engine did not take."""
-        record = Record("-", self._kind.route, client.kind, client.session, False, reason="refused", detail=code)
-        self._service.metrics.refused(code)
-        self._service.ended(record)
 
 
 def _left_out(ask: GenerationRequest) -> dict[str, str]:

@@ -81,6 +81,7 @@ class InfoRoutes:
             "cache_events": snapshot["cache_events"],
             "replay": service.replay_stats(),
             "memory": snapshot.get("memory", {}),
+            "ledger": service.ledger_state(),
             "plugins": {
                 "states": dict(Counter(record["state"] for record in records)),
                 "failed": [record for record in records if record["state"] == "failed"],

@@ -188,6 +188,10 @@ class Service:
         """Raises FieldError for the first wrong field."""
         return read_completion(body, self.model().tokenizer.vocab_size, self.defaults)
 
+    def ledger_state(self) -> dict[str, Any]:
+        """Rows that were written and lost since the start, and why the last ones were; empty without a ledger."""
+        return {**self.ledger.stats(), "error": self.ledger.error} if self.ledger is not None else {}
+
     def close(self) -> None:
         """The server is down."""
         self._images.close()
@@ -293,6 +297,11 @@ class Service:
                 code="context_length_exceeded",
             )
         return min(max_tokens, limit - prompt_tokens)
+
+    def refused(self, route: str, code: str, client: ClientMatch) -> None:
+        """Count a request that the engine did not take."""
+        self.metrics.refused(code)
+        self.ended(Record("-", route, client.kind, client.session, False, reason="refused", detail=code))
 
     def ended(self, record: Record) -> None:
         """A request is over: one log line, and the counters."""

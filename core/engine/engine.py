@@ -132,7 +132,7 @@ class Engine:
                 raise Refused("draining", "the server is shutting down", 30)
             if known is not None:
                 self._known.append((job, known))
-            elif self._admission.is_full(job):
+            elif not request.follows and self._admission.is_full(job):
                 waiting = len(self._admission.waiting)
                 raise Refused("queue_full", f"all places are busy and {waiting} requests wait", 5)
             else:

@@ -102,6 +102,8 @@ class Ledger:
         self._retention_s = retention_days * 86400
         self._queue: queue.Queue[Row | None] = queue.Queue(PENDING)
         self._counts = {"rows": 0, "dropped": 0}
+        self.error: str | None = None
+        """Why the last rows that were tried are lost; None when they were written."""
         self._prune_at = 0.0
         _prepare(path)
         self._thread = threading.Thread(target=self._run, name="tandem-ledger", daemon=True)
@@ -135,8 +137,10 @@ class Ledger:
             try:
                 self._write(known)
                 self._counts["rows"] += len(known)
-            except (sqlite3.Error, LedgerError) as error:
+                self.error = None
+            except Exception as error:  # of the disk, or of a file that was damaged: whatever it is, rows go on coming
                 self._counts["dropped"] += len(known)
+                self.error = str(error)
                 log.warning("%s: %d rows are lost: %s", self.path, len(known), error)
 
     def _write(self, rows: list[Row]) -> None:
@@ -176,18 +180,32 @@ def _prepare(path: Path) -> None:
         try:
             with connection:
                 _migrate(connection)
+            _check(connection)
         finally:
             connection.close()
     except OSError as error:
         raise LedgerError(f"{path}: the ledger can't be written: {error.strerror or error}") from error
+    except LedgerError as error:
+        raise LedgerError(f"{path}: {error}") from error
     except sqlite3.Error as error:
         raise LedgerError(f"{path}: this is no ledger that can be written: {error}") from error
 
 
+def _check(connection: sqlite3.Connection) -> None:
+    """Raises sqlite3.Error for a file whose rows could not be written, however well it begins."""
+    found = {name for _, name, *_ in connection.execute("PRAGMA table_info(requests)")}
+    if missing := [name for name in COLUMNS if name not in found]:
+        raise sqlite3.DatabaseError(f"its table lacks {', '.join(missing)}")
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_S)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+    except BaseException:
+        connection.close()  # else it would keep the file locked for as long as somebody looks at the error
+        raise
     return connection
 
 

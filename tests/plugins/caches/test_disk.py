@@ -264,7 +264,9 @@ def test_a_write_that_breaks_leaves_nothing_behind(tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_written_into_the_last_free_space(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_into_the_last_free_space(
+    opened: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     usage = shutil.disk_usage("/")._replace(free=5000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     tier = opened(leave_free=4500)
@@ -272,6 +274,20 @@ def test_nothing_is_written_into_the_last_free_space(opened: Any, monkeypatch: p
     written(tier)
     assert tier.stats()["skipped"] == 1
     assert tier.stats()["entries"] == 0
+    assert "would leave too little" in caplog.text
+
+
+def test_what_the_tier_did_not_name_is_left_alone(opened: Any, tmp_path: Path) -> None:
+    mine, theirs = state_file(tmp_path), tmp_path / "notes.state"
+    theirs.write_text("not a state, and nobody's to delete")
+    (tmp_path / ("a" * 32 + ".state")).mkdir()
+    os.mkfifo(tmp_path / ("b" * 32 + ".state"))
+    (tmp_path / ("c" * 32 + ".state")).symlink_to(theirs)
+    (tmp_path / "folder.part").mkdir()
+    before = sorted(tmp_path.iterdir())
+    tier = opened(budget=1000)
+    assert tier.stats()["entries"] == 0, "the budget is smaller than the file"
+    assert sorted(tmp_path.iterdir()) == [path for path in before if path != mine]
 
 
 def test_two_servers_on_one_directory_do_each_other_no_harm(opened: Any) -> None:
