@@ -137,7 +137,7 @@ def answers() -> Answers:
 
 
 @contextlib.contextmanager
-def small_disk(path: Path, size: str = "1m") -> Iterator[Path]:
+def small_disk(path: Path, size: str = "3m") -> Iterator[Path]:
     """A file system of its own, in memory."""
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], capture_output=True)
     if done.returncode:
