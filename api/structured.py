@@ -84,8 +84,18 @@ def _bad(param: str, error: ConstraintError) -> ApiError:
 
 def offered_tools(tools: Seq[Mapping[str, Any]]) -> tuple[Tool, ...]:
     """The client's tools as formats read them."""
-    functions = [tool["function"] for tool in tools]
     return tuple(
-        Tool(function["name"], function.get("description") or "", function.get("parameters") or {})
-        for function in functions
+        Tool(
+            tool["function"]["name"],
+            tool["function"].get("description") or "",
+            tool["function"].get("parameters") or {},
+            _annotations(tool),
+        )
+        for tool in tools
     )
+
+
+def _annotations(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool's annotations: beside its `function`, or in it. No field of the API, so anything else is left alone."""
+    found = tool.get("annotations") or tool["function"].get("annotations")
+    return found if isinstance(found, Mapping) else {}

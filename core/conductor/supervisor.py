@@ -27,6 +27,8 @@ FAULT_WINDOW_S = 60.0
 
 HIDDEN = frozenset({ActionKind.CLOSE_REASONING, ActionKind.CONTINUE, ActionKind.REGENERATE_CALL})
 """What makes the model write on hidden from the client. Beyond the caps the answer ends instead."""
+NEEDED = frozenset({"words", "arguments", "then", "document", "give_up"})
+"""Parts of an action's detail that are for the action alone, and not for the journal."""
 FREE = frozenset({ActionKind.NOTIFY, ActionKind.MASK, ActionKind.SET_SAMPLING})
 """What the caps do not count."""
 
@@ -290,7 +292,8 @@ class Watch:
             self._journal(act.post, SafePoint.SP3, told, done=False)
         if not must:
             return Verdict(repairs)
-        act = Act(must[0].post, Action.give_up(self.roster.give_up, f"{must[0].action.reason}, {reason}"))
+        parting = str(must[0].action.detail.get("give_up") or self.roster.give_up)
+        act = Act(must[0].post, Action.give_up(parting, f"{must[0].action.reason}, {reason}"))
         self.done(act, SafePoint.SP3)
         return Verdict(give_up=act.action.text, by=act.post.task.name)
 
@@ -433,7 +436,7 @@ class Watch:
             done,
             session=self.session.key,
             client=self.request.client,
-            detail={k: v for k, v in action.detail.items() if k not in ("words", "arguments", "then", "document")},
+            detail={k: v for k, v in action.detail.items() if k not in NEEDED},
             score=action.score,
             hidden=action.text if action.kind not in (ActionKind.GIVE_UP, ActionKind.NOTIFY) else "",
             hidden_tokens=tokens,
