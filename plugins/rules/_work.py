@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
 from tandem.core.plugin import PastCall, RequestEvent, Supervision, Task, Tool
+from tandem.core.plugin.rule import canonical, text_of
 from tandem.plugins.rules._effects import (
     BODIES,
     Effect,
@@ -167,6 +168,38 @@ def _texts(value: Any, depth: int) -> Iterator[str]:
 def digest(text: str) -> str:
     """A short hash, to know a text again without keeping it."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+# ----------------------------------------------------------------------------------------------------- compactions
+
+FIRST = 4096
+"""Hashes of so many messages are kept, the first ones."""
+
+
+def was_compacted(request: RequestEvent, data: MutableMapping[str, Any]) -> bool:
+    """Whether a compaction lies between this turn and the session's last one: the client asked for one in the session,
+    or the conversation was shortened. `data` is the session's memory, where the messages' hashes are kept."""
+    if request.side == "compaction":
+        data["compaction"] = True
+    if not is_work(request):
+        return False
+    now = [_hash(message) for message in request.messages if message.get("role") not in ("system", "developer")][:FIRST]
+    before, data["messages"] = data.get("messages", []), now
+    return bool(data.pop("compaction", False)) or is_shortened(before, now)
+
+
+def is_shortened(before: Seq[str], now: Seq[str]) -> bool:
+    """Whether a conversation was shortened other than by going back to one of its messages."""
+    if not before or len(now) >= len(before):
+        return False
+    same = next((place for place, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), len(now))
+    return same < len(now) - 1
+
+
+def _hash(message: Mapping[str, Any]) -> str:
+    """A message's role, text and calls; reasoning may get lost on the way and does not count."""
+    calls = [[call.get("id"), call.get("function")] for call in message.get("tool_calls") or ()]
+    return digest(canonical([message.get("role"), text_of(message), calls]))
 
 
 # --------------------------------------------------------------------------------------------------------- results

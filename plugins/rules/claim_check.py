@@ -179,7 +179,7 @@ def at_the_end(event: FinishEvent, task: Task, sup: Supervision) -> Action | lis
         return [*_close(data, None), Action.passed("claim_check(no_room)")]
     start = sup.now
     told: dict[str, Any] = {
-        "cls": sup.request.cls,
+        "turn": sup.request.cls,
         "twin": "ran" if data.get("ran") else "no_run_after_last_write",
         "since": list(data.get("since", [])),
     }

@@ -9,7 +9,7 @@ from typing import Any
 from tandem.core.plugin import Action, RequestEvent, Rule, SafePoint, Supervision, Task, hookimpl, option
 from tandem.core.plugin.rule import canonical, text_of
 from tandem.plugins.rules._gate import fill, text_option
-from tandem.plugins.rules._work import can_write, digest, is_work, may_note, new_deeds
+from tandem.plugins.rules._work import can_write, digest, is_work, may_note, new_deeds, was_compacted
 
 TANDEM_API = ">=0.2,<0.3"
 
@@ -88,11 +88,10 @@ PARAMS = {
 
 def check(event: RequestEvent, task: Task, sup: Supervision) -> Action | None:
     data = sup.session.data
-    if event.side == "compaction":
-        data["compacted"] = True
+    shortened = was_compacted(event, data)
     if not is_work(event) or not can_write(event):
         return None
-    _follow(event, data, sup.now)
+    _follow(event, data, sup.now, shortened)
     note = next(_notes(event, task, data, sup.now), None) if may_note(task, sup) else None
     if note is not None:
         _mark(data, note)
@@ -102,11 +101,14 @@ def check(event: RequestEvent, task: Task, sup: Supervision) -> Action | None:
 # ---------------------------------------------------------------------------------------------------- the stretch
 
 
-def _follow(event: RequestEvent, data: MutableMapping[str, Any], now: float) -> None:
-    """Bring the stretch up to date: when it began, its calls, its first written file."""
+def _follow(event: RequestEvent, data: MutableMapping[str, Any], now: float, shortened: bool) -> None:
+    """Bring the stretch up to date: when it began, its calls, its first written file. The message behind a compaction
+    is the client's own."""
     opening = _opening(event.messages)
-    if opening is not None and opening != data.get("opening") and not data.pop("compacted", False):
-        data.update(opening=opening, began=now, calls=0, written=None, noted=[], leads=[])
+    if opening is not None and opening != data.get("opening"):
+        data["opening"] = opening
+        if not shortened:
+            data.update(began=now, calls=0, written=None, noted=[], leads=[])
     data.setdefault("began", now)
     for _, did in new_deeds(event):
         data["calls"] = data.get("calls", 0) + 1

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, MutableMapping, Sequence as Seq
+from collections.abc import MutableMapping, Sequence as Seq
 from typing import Any
 
 from tandem.core.plugin import Action, RequestEvent, Rule, SafePoint, Supervision, Task, hookimpl, option
-from tandem.core.plugin.rule import canonical, text_of
 from tandem.plugins.rules._gate import fill, text_option
-from tandem.plugins.rules._work import digest, in_project, is_work, may_note, names_file, writes_files
+from tandem.plugins.rules._work import in_project, is_work, may_note, names_file, was_compacted, writes_files
 
 TANDEM_API = ">=0.2,<0.3"
 
@@ -41,8 +40,6 @@ that asks for it to be read first.
 """
 
 MOST_FILES = 8
-KEPT = 4096
-"""Hashes of so many messages are kept, the first ones."""
 
 PARAMS = {
     "files": option(
@@ -69,31 +66,13 @@ PARAMS = {
 
 def check(event: RequestEvent, task: Task, sup: Supervision) -> Action | None:
     data = sup.session.data
-    if event.side == "compaction":
-        data["asked"] = True
-        return None
+    shortened = was_compacted(event, data)
     if not is_work(event) or not in_project(event, task.params["requires"]):
         return None
-    now = [_hash(message) for message in event.messages if message.get("role") not in ("system", "developer")][:KEPT]
-    before, data["messages"] = data.get("messages", []), now
-    if data.pop("asked", False) or is_compacted(before, now):
+    if shortened:
         _begin(event, task, data)
         return None
     return _look(event, task, sup) if "missing" in data else None
-
-
-def is_compacted(before: Seq[str], now: Seq[str]) -> bool:
-    """Whether a conversation was shortened other than by going back to one of its messages."""
-    if not before or len(now) >= len(before):
-        return False
-    same = next((place for place, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), len(now))
-    return same < len(now) - 1
-
-
-def _hash(message: Mapping[str, Any]) -> str:
-    """A message's role, text and calls; reasoning may get lost on the way and does not count."""
-    calls = [[call.get("id"), call.get("function")] for call in message.get("tool_calls") or ()]
-    return digest(canonical([message.get("role"), text_of(message), calls]))
 
 
 def _begin(event: RequestEvent, task: Task, data: MutableMapping[str, Any]) -> None:
