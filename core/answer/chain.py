@@ -60,16 +60,17 @@ class Answer:
         thinking: Thinking | None = None,
         calls: Calls | None = None,
         *,
-        hold: bool = False,
+        hold: bool | None = None,
         masks: Mapping[str, str] | None = None,
     ) -> None:
-        """`masks` are the words that the client is not to read, and what it reads instead."""
+        """`hold` None: nobody looks at the calls, so there is no gate. False: somebody does, after they went out.
+        `masks` are the words that the client is not to read, and what it reads instead."""
         self._tokenizer = tokenizer
         self._stop_strings = stops
         self._how = calls
         self._tags = thinking.tags if thinking else None
         self._reasoning = ReasoningSplit(thinking.tags, thinking.opened) if thinking else ReasoningSplit(None)
-        self._gate = CallGate(calls.opener) if calls and hold else None
+        self._gate = CallGate(calls.opener, hold) if calls and hold is not None else None
         self._text, self._thoughts = Text(), Text()
         self._mask = SecretMask(masks) if masks else None
         self._thoughts_mask = SecretMask(masks) if masks else None
@@ -125,12 +126,17 @@ class Answer:
     @property
     def written(self) -> tuple[WrittenCall, ...]:
         """The calls of the answer, those that wait at the gate included."""
-        held = [item.call for item in self.held if isinstance(item, HeldCall)]
+        held = [item.call for item in self.at_gate if isinstance(item, HeldCall)] if self.holds else []
         return (*(WrittenCall(call.name, str(call.arguments), call.done) for call in self._sent), *held)
 
     @property
-    def held(self) -> list[HeldCall | HeldBlock]:
-        """What waits at the gate."""
+    def holds(self) -> bool:
+        """Calls wait at the gate."""
+        return self._gate is not None and self._gate.holds
+
+    @property
+    def at_gate(self) -> list[HeldCall | HeldBlock]:
+        """What waits at the gate, or went through one that does not hold."""
         return self._gate.items() if self._gate is not None else []
 
     @property
@@ -138,7 +144,7 @@ class Answer:
         """The call that is being written."""
         if self._calls is None or self._calls.writing is None:
             return None
-        return OpenView(self._calls, self._calls.open and self._gate is None)
+        return OpenView(self._calls, self._calls.open and not self.holds)
 
     # ------------------------------------------------------------------------------------------------- what comes
 

@@ -418,3 +418,18 @@ def test_a_secret_is_masked_in_the_answer_and_in_the_reasoning_and_calls_go_out_
             assert told.text == expected.text.replace("sk-abc123", "sk-[redacted]")
         nothing = ["No key ", "here."]
         assert box.stream(script=nothing).deltas == plain.stream(script=nothing).deltas
+
+
+def test_a_rule_in_shadow_looks_at_calls_that_streamed_and_at_blocks_that_are_none() -> None:
+    seen: list[tuple[str | None, str]] = []
+
+    def check(event: ToolCallEvent, task: Any, sup: Any) -> Action:
+        seen.append((event.name, event.problem))
+        return Action.regenerate_call("again", "bad")
+
+    said = turns(["Text. ", call(x="1"), "<tool_call>nonsense</tool_call>"])
+    with host(check, SP3, "shadow") as box, Box(formats=["qwen_xml"]) as plain:
+        told, expected = box.stream(said, tools=[TOOL]), plain.stream(said, tools=[TOOL])
+        assert (told.deltas, told.calls) == (expected.deltas, expected.calls)
+        assert [(entry["action"], entry["done"]) for entry in box.events] == [("regenerate_call", False)] * 2
+    assert seen == [("run", ""), (None, "unreadable")]
