@@ -2,8 +2,8 @@
 
     python benchmarks/session_rules.py --calls 200
 
-Makes the conversation of an agent with so many calls (a third each reads, writes and shell commands) and asks every rule
-about it: once as a conversation that the server sees for the first time, then as one that brings two new results.
+Makes the conversation of an agent with so many calls (a third each reads, writes and shell commands) and asks every
+rule about it: once as a conversation that the server sees for the first time, then as one that brings two results.
 """
 
 from __future__ import annotations

@@ -139,6 +139,24 @@ def test_the_third_failure_of_a_gate_brings_a_hidden_note(streamed: bool) -> Non
         assert noted[3] == noted[2], "the note stays where it was"
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(
+    ("rule", "params", "reason"),
+    [("deliver", {"first_write_calls": 2}, "first_write"), ("progress", {"minutes": 0.0005}, "no_progress")],
+)
+def test_a_session_that_gets_nowhere_reads_one_hidden_note(
+    rule: str, params: dict[str, Any], reason: str, streamed: bool
+) -> None:
+    with host(**{rule: params}) as box:
+        for messages in FAILING:
+            last = ask(box, messages, streamed)
+            time.sleep(0.05)
+        assert [(row[1], row[2].partition("(")[0], row[3]) for row in decided(box)] == [
+            ("prompt_tail_note", reason, True)
+        ]
+        assert last.usage["prompt_tokens_details"]["hidden_tokens"] > 100
+
+
 @pytest.mark.parametrize(("mode", "rows"), [("shadow", 1), ("off", 0)])
 def test_in_shadow_and_off_the_model_reads_no_note(mode: str, rows: int) -> None:
     with host(gate_fails={"mode": mode}, deliver={"mode": mode, "first_write_calls": 3}) as box:

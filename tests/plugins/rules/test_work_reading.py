@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 
 from tandem.core.plugin import PastCall, Tool
 from tandem.plugins.rules._work import deed, exit_code, failed, gates, names_file, runs_things, writes_files
@@ -156,3 +158,20 @@ def test_a_file_is_named_as_a_path_or_in_a_command_and_not_in_a_body() -> None:
     assert not names_file(done("read", filePath="OLD-PROGRESS.yaml"), "PROGRESS.yaml")
     assert not names_file(done("read", filePath="PROGRESS.yaml.bak"), "PROGRESS.yaml")
     assert not names_file(PastCall("c", "x", None, "{", "ok"), "PROGRESS.yaml")
+
+
+@given(st.text(max_size=300), st.text(max_size=300), st.sampled_from(["bash", "write", "gone"]))
+def test_nothing_that_a_client_sends_is_too_odd_to_be_read(command: str, result: str, name: str) -> None:
+    call = done(name, result, command=command, filePath=command)
+    did = deed(call, TOOLS)
+    assert all(isinstance(gate.passed, bool) for gate in gates(call, TOOLS.get(name), did.runs))
+    assert names_file(call, "PROGRESS.yaml") is ("PROGRESS.yaml" in command)
+
+
+@pytest.mark.parametrize("piece", [" ", "exit ", "exit:", "command ", "-> exit", "_", "RESULT: "])
+def test_reading_a_long_result_takes_no_time(piece: str) -> None:
+    result = piece * 200_000
+    began = time.process_time()
+    assert exit_code(result) is None
+    assert gates(done("bash", result, command="make"), BASH, True) == []
+    assert time.process_time() - began < 1
