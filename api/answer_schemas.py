@@ -118,6 +118,24 @@ TIERS: Schema = {
 }
 """Each cache tier's own numbers by its name."""
 
+VERSION: Mapping[str, Schema] = {
+    "version": COUNT,
+    "at": {"type": ["number", "null"], "description": "Seconds since 1970; null for what is shipped."},
+    "note": TEXT,
+    "restored": {"type": ["integer", "null"], "description": "The version that it brought back."},
+}
+"""What there is to say about a version of a document."""
+
+CONDUCTOR_DOCUMENT = _object(
+    {
+        "object": {"const": "conductor.document"},
+        "name": {"enum": ["monitor", "profiles", "settings"]},
+        **VERSION,
+        "problems": _list(TEXT),
+        "value": {"type": "object"},
+    }
+)
+
 ANSWERS: Mapping[str, Schema] = {
     "Error": ERROR,
     "Usage": USAGE,
@@ -129,6 +147,17 @@ ANSWERS: Mapping[str, Schema] = {
     "PluginList": _listed(PLUGIN),
     "CacheStats": _object({"object": {"const": "cache.stats"}, "tiers": TIERS}),
     "CacheCleared": _object({"object": {"const": "cache.cleared"}, "before": TIERS}),
+    "Config": _object(
+        {
+            "object": {"const": "conductor.config"},
+            "documents": _list(_ref("ConductorDocument")),
+            "report": {"type": "object"},
+        }
+    ),
+    "ConductorDocument": CONDUCTOR_DOCUMENT,
+    "VersionList": _listed(
+        _object({**VERSION, "problem": {"type": ["string", "null"]}, "current": {"type": "boolean"}})
+    ),
     "Health": _object(
         {"status": {"enum": ["ok", "draining", "no_model"]}},
         {
