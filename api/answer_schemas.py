@@ -171,6 +171,7 @@ ANSWERS: Mapping[str, Schema] = {
             "plugins": {"type": "object"},
         },
     ),
+    "JsonSchema": {"type": "object", "description": "A JSON Schema, draft 2020-12."},
     "Document": {"type": "object", "description": "This document."},
 }
 """By their names in the OpenAPI document."""

@@ -92,7 +92,7 @@ ROUTES: Mapping[str, About] = {
         "VersionList",
         (401, 404),
     ),
-    "/v1/conductor/documents/{name}/schema": About("The document's JSON Schema.", "Document", (401, 404)),
+    "/v1/conductor/documents/{name}/schema": About("The document's JSON Schema.", "JsonSchema", (401, 404)),
     "/v1/conductor/documents/{name}/restore": About(
         "Brings an old version of a document back, as a new one.",
         "ConductorDocument",

@@ -141,10 +141,10 @@ class Documents:
 
     def _put(self, name: str, wanted: Version, base: int | None) -> Version:
         now = self.current()
-        if name == PROFILES and isinstance(wanted.value, dict):
-            _refuse_locked(now.versions[PROFILES].value, wanted.value)
         # All of them together: a policy without a task that a profile sets would be found out at the next request only.
         self._built({**now.versions, name: wanted})
+        if name == PROFILES and wanted.restored is None:
+            self._refuse_locked(now.versions[PROFILES].value, wanted.value)
         made = self.store.write(name, wanted.value, wanted.note, base=base, restored=wanted.restored)
         log.info("%s: version %d: %s", name, made.version, wanted.note)
         return made
@@ -208,6 +208,15 @@ class Documents:
         value = versions[name].value
         return self._shipped[name] if value is self._shipped[name].value else document_tree(name, value)
 
+    def _refuse_locked(self, now: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+        """Raises ManifestError for a profile that is locked and would be another or gone. The shipped ones are there
+        whether a document names them or not."""
+        always = locked(self._shipped[PROFILES].value)
+        changed = [name for name, value in locked(now).items() if wanted.get(name, always.get(name)) != value]
+        if changed:
+            problems = [Problem(PROFILES, 0, name, "is locked: it has to stay as it is") for name in changed]
+            raise ManifestError(problems)
+
     def _resolved(self, profile: Profile, duties: list[Duty], policy: Policy) -> Profile:
         return replace(profile, roster=profile.resolved(duties, self._caps, policy))
 
@@ -237,13 +246,6 @@ def _folder(wanted: str | None) -> Path | None:
     except OSError as error:
         log.warning("documents can't be kept: %s", error)
         return None
-
-
-def _refuse_locked(now: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raises ManifestError for a profile that is locked and would be another or gone."""
-    changed = [name for name, value in locked(now).items() if wanted.get(name) != value]
-    if changed:
-        raise ManifestError([Problem(PROFILES, 0, name, "is locked: it has to stay as it is") for name in changed])
 
 
 def _told(number: int, error: Exception) -> str:

@@ -77,7 +77,7 @@ class Store:
         except OSError:
             return ()
         touched = max(folder, file.st_mtime_ns if file else 0)
-        if 0 <= time.time_ns() - touched < SETTLED_NS:
+        if abs(time.time_ns() - touched) < SETTLED_NS:
             return None
         self._newest[name] = folder, newest
         return (folder, newest, *((file.st_mtime_ns, file.st_size) if file else ()))

@@ -97,7 +97,9 @@ def policy_schema(known: Known) -> dict[str, Any]:
         }
         for name, rule in sorted(known.items())
     ]
-    task = {"type": "object", "properties": {"rule": rule_name}, "required": ["rule"], "allOf": by_rule}
+    task: dict[str, Any] = {"type": "object", "properties": {"rule": rule_name}, "required": ["rule"]}
+    if by_rule:
+        task["allOf"] = by_rule
     return {
         "$schema": DRAFT,
         "title": "A policy of the conductor",
