@@ -61,25 +61,26 @@ class Store:
 
     def __init__(self, root: Path | None) -> None:
         self.root = root
-        self._newest: dict[str, tuple[int, int]] = {}
-        """Document -> when its folder changed last, and the highest number in it then."""
+        self._newest: dict[str, tuple[int, int, str]] = {}
+        """Document -> when its folder changed last, and the highest number in it then with its file."""
 
     def stamp(self, name: str) -> Stamp | None:
         """The document's state in a few numbers; None while it is too young to be told apart from the next one."""
         if self.root is None:
             return ()
         try:
-            folder = os.stat(self.root / name).st_mtime_ns
-            seen, newest = self._newest.get(name, (0, 0))
+            folder = os.stat(f"{self.root}/{name}").st_mtime_ns
+            seen, newest, path = self._newest.get(name, (0, 0, ""))
             if seen != folder:
                 newest = max(self.numbers(name), default=0)
-            file = os.stat(self._path(name, newest)) if newest else None
+                path = str(self._path(name, newest))
+            file = os.stat(path) if newest else None
         except OSError:
             return ()
         touched = max(folder, file.st_mtime_ns if file else 0)
         if abs(time.time_ns() - touched) < SETTLED_NS:
             return None
-        self._newest[name] = folder, newest
+        self._newest[name] = folder, newest, path
         return (folder, newest, *((file.st_mtime_ns, file.st_size) if file else ()))
 
     def numbers(self, name: str) -> list[int]:
