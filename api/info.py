@@ -74,10 +74,12 @@ class InfoRoutes:
             "version": service.version,
             "uptime_s": round(time.time() - service.metrics.started, 1),
             "queue": {name: snapshot[name] for name in QUEUE if name in snapshot},
+            "parallel": snapshot.get("parallel", {}),
             "totals": snapshot["totals"],
             "sampling": {"regenerate": service.regenerations.told()},
             "caches": snapshot["caches"],
             "cache_events": snapshot["cache_events"],
+            "replay": service.replay_stats(),
             "memory": snapshot.get("memory", {}),
             "plugins": {
                 "states": dict(Counter(record["state"] for record in records)),

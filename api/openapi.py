@@ -71,8 +71,14 @@ ROUTES: Mapping[str, About] = {
         "PluginList",
         (401,),
     ),
-    "/v1/cache/stats": About("What each cache tier holds: its counters, and its sizes in bytes.", "CacheStats", (401,)),
-    "/v1/cache/clear": About("Empties every cache tier; running answers go on.", "CacheCleared", (401,)),
+    "/v1/cache/stats": About(
+        "What each cache tier holds, and what is kept of earlier turns: counters, and sizes in bytes.",
+        "CacheStats",
+        (401,),
+    ),
+    "/v1/cache/clear": About(
+        "Empties every cache tier and forgets earlier turns; running answers go on.", "CacheCleared", (401,)
+    ),
     "/v1/conductor/config": About(
         "The conductor's documents as they are in force, and what is wrong with newer versions.", "Config", (401,)
     ),

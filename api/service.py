@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 
 from tandem.api.clients import Clients
 from tandem.api.errors import ApiError, draining
+from tandem.api.ids import Ids
 from tandem.api.images import ImageDoor, Limits
 from tandem.api.listener import Listener
 from tandem.api.messages import content_text
@@ -40,14 +40,17 @@ from tandem.core.engine.ledger import Ledger, LedgerError
 from tandem.core.engine.notation import Notation, notation_of
 from tandem.core.engine.notes import Notes, moved
 from tandem.core.engine.prompt import Prompt, PromptError
+from tandem.core.engine.replay import ReplayStore
 from tandem.core.engine.request import Calls, PlacedPicture, Refused
 from tandem.core.engine.splice import Pieces, Splicer
+from tandem.core.engine.turnfile import TurnFile, author
 from tandem.core.kernel import Platform, StartError
 from tandem.core.plugin import ClientMatch, Model, state_dir
 
 log = logging.getLogger("tandem.api")
 T = TypeVar("T")
 
+MIB = 1 << 20
 INLINE_CHARACTERS = 4_000
 """A longer prompt is rendered and encoded on a thread of its own, so that streams go on meanwhile."""
 
@@ -76,6 +79,8 @@ class Rendered:
     """Turns that stand in the ids as the model wrote them."""
     hidden: tuple[range, ...] = ()
     """Places of the ids that the client did not send."""
+    head: int | None = None
+    """How many of the ids reach through the first user message; see `Generate.head`."""
 
 
 class Service:
@@ -98,8 +103,7 @@ class Service:
         self.fingerprint = _fingerprint(self.version, platform.model, self.facts)
         self.metrics = Metrics(engine, {"version": self.version, "model": self.served_name or ""})
         self.clients = Clients(platform.build("clients"), partial(self.metrics.plugin_fault, "clients"))
-        # Not os.urandom for each: a system call gives Python's lock away, and gets it back when the engine lets go.
-        self.ids = random.Random()
+        self.ids = Ids()
         self._prompt = Prompt(platform.model) if platform.model else None
         self.hidden_turns = HiddenTurns(self._prompt) if self._prompt else None
         self._notes = Notes(self._prompt) if self._prompt else None
@@ -117,7 +121,7 @@ class Service:
 
     def new_id(self, prefix: str) -> str:
         """A name for an answer, unique in this world."""
-        return f"{prefix}-{self.ids.getrandbits(96):024x}"
+        return self.ids.new(f"{prefix}-")
 
     def model(self) -> Model:
         """The served model. Raises Refused without one."""
@@ -187,6 +191,8 @@ class Service:
     def close(self) -> None:
         """The server is down."""
         self._images.close()
+        if self._replays is not None:
+            self._replays.store.close()
         if self.ledger is not None:
             self.ledger.close()
 
@@ -223,7 +229,12 @@ class Service:
             text = f"{text.rstrip()}\n\n{tags[1]}\n\n"
         ids, hidden = notes.laid_out(notes.filled([*pieces, text], noted))
         ids, images = prompt.placed(ids, ask.pictures)
-        return Rendered(text, ids, continued, images, found.context, replayed, moved(hidden, images))
+        head = prompt.head(ask.messages, ask.template_tools, **switches)
+        if head is not None:
+            head += sum(len(places) for places in hidden if places.start < head)
+            head = prompt.reach(head, images)
+        hidden = moved(hidden, images)
+        return Rendered(text, ids, continued, images, found.context, replayed, hidden, head)
 
     def recorder(self, ask: ChatRequest, rendered: Rendered, calls: Calls | None) -> Recorder | None:
         """What keeps the answers to this prompt; None when they are not to be kept, or could not be put back."""
@@ -240,7 +251,18 @@ class Service:
         tags = self._notation.tags
         # A picture's placeholder that the model wrote would be taken for a picture.
         unkept = frozenset({model.vision.token}) if model.vision is not None else frozenset[int]()
-        return Replays(self.options["replay_mib"], Splicer(self._prompt, tags), tags, model.tokenizer, unkept)
+        memory = round(self.options["replay_mib"] * MIB)
+        store = ReplayStore(memory, _turn_file(self.options, model, tags) if memory else None)
+        return Replays(store, Splicer(self._prompt, tags), tags, model.tokenizer, unkept)
+
+    def replay_stats(self) -> dict[str, int]:
+        """What is kept of earlier turns; empty without a model."""
+        return dict(self._replays.store.stats()) if self._replays is not None else {}
+
+    def forget_turns(self) -> None:
+        """Earlier turns are read as they are sent from now on."""
+        if self._replays is not None:
+            self._replays.store.clear()
 
     async def plain_prompt(self, prompt: PlainPrompt) -> list[int]:
         """The token ids of a completion's prompt. Raises ApiError when it holds none."""
@@ -289,6 +311,19 @@ def _ledger(options: Mapping[str, Any]) -> Ledger | None:
         return Ledger(path, options["ledger_days"])
     except (LedgerError, OSError) as error:
         raise StartError(f"server.ledger: {error}") from None
+
+
+def _turn_file(options: Mapping[str, Any], model: Model, tags: tuple[str, str] | None) -> TurnFile | None:
+    """Where turns are kept over a restart; None when they are not to be, or there is no place for them."""
+    budget = round(options["replay_disk_mib"] * MIB)
+    if not budget:
+        return None
+    try:
+        folder = state_dir("replay")
+    except OSError as error:
+        log.warning("earlier turns will be unknown after a restart: %s", error)
+        return None
+    return TurnFile(folder, author(model, tags), budget, options["replay_days"])
 
 
 def _notation(platform: Platform, wanted: str) -> Notation | None:

@@ -111,6 +111,7 @@ async def chat_work(
         masks=plan.masks,
         hidden=service.hidden_turns,
         hidden_prompt=rendered.hidden,
+        head=rendered.head,
     )
     recorder = service.recorder(ask, rendered, first.calls)
     return Work(_choices(first, ask.n), recorder, rendered.replayed, watch)

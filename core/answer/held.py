@@ -40,6 +40,22 @@ class Held:
         self.text = self.text[length:]
         return out
 
+    def substitute(self, length: int, text: str) -> Piece:
+        """Take the first `length` characters, at least one, as one piece that says `text` instead.
+
+        It has the tokens of the pieces that it covers. Log-probabilities name the tokens' text, so those of all pieces
+        that are touched are dropped; a piece that straddles the line keeps its tokens for the rest.
+        """
+        first, tokens = self._pieces[0], 0
+        self.text = self.text[length:]
+        while length and length >= len(self._pieces[0].text):
+            piece = self._pieces.popleft()
+            length -= len(piece.text)
+            tokens += piece.tokens
+        if length:
+            self._pieces[0] = replace(self._pieces[0], text=self._pieces[0].text[length:], logprobs=())
+        return replace(first, text=text, tokens=tokens, logprobs=())
+
     def take_all(self) -> list[Piece]:
         """Everything, in order."""
         out = list(self._pieces)

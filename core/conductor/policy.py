@@ -127,7 +127,10 @@ def policy_schema(known: Known) -> dict[str, Any]:
 def read_policy(tree: Tree, known: Known) -> Policy:
     """The policy of a file or a document. Raises ManifestError with everything that is wrong."""
     check = OptionCheck(tree, {})
-    check.against((), tree.value, policy_schema(known))
+    missing = _not_installed(tree.value, known)
+    for name, rule in missing.items():
+        check.unknown(("tasks", name, "rule"), f"no rule called `{rule}` is installed", sorted(known), rule)
+    check.against((), tree.value, policy_schema({**known, **dict.fromkeys(missing.values())}))
     if check.problems:
         raise ManifestError(by_line(check.problems))
     for name, task in tree.value["tasks"].items():
@@ -145,6 +148,14 @@ def read_policy(tree: Tree, known: Known) -> Policy:
         texts=value.get("texts", {}),
         budget_ms=value.get("budget_ms"),
     )
+
+
+def _not_installed(value: Any, known: Known) -> dict[str, str]:
+    """Task -> its rule, where there is no such rule."""
+    tasks = value.get("tasks") if isinstance(value, dict) else None
+    given = tasks.items() if isinstance(tasks, dict) else ()
+    rules = {name: task.get("rule") for name, task in given if isinstance(task, dict)}
+    return {name: rule for name, rule in rules.items() if isinstance(rule, str) and rule not in known}
 
 
 def by_line(problems: Iterable[Problem]) -> list[Problem]:

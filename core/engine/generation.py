@@ -35,6 +35,7 @@ from tandem.core.plugin import (
     ImageRows,
     Model,
     Moment,
+    SafePoint,
     Sequence,
     TreeChooser,
     cut,
@@ -96,7 +97,12 @@ class Generation:
         self._eos = model.tokenizer.eos_ids
         thinking = request.thinking
         self.answer = Answer(
-            model.tokenizer, request.stop, thinking, request.calls, hold=watch is not None and watch.holds
+            model.tokenizer,
+            request.stop,
+            thinking,
+            request.calls,
+            hold=watch.holds if watch is not None and watch.wants(SafePoint.SP3) else None,
+            masks=request.masks,
         )
         self.steering = Steering(self.answer, thinking, request.constraint() if request.constraint else None)
         self.chunk = prefill_chunk
@@ -392,6 +398,12 @@ class Generation:
     def end_thinking(self) -> None:
         """Close the reasoning, if it is open, at the next block. Safe from any thread."""
         self.steering.end_thinking = True
+
+    @property
+    def repeatable(self) -> bool:
+        """Its tokens follow from its request alone: no rule acted, and nobody closed the reasoning."""
+        acted = bool(self.hidden) or (self._standing is not None and self._standing.acted)
+        return not acted and not self.steering.end_thinking
 
     def end(self, reason: str) -> None:
         """Stop from outside: `abandoned` or `timeout`."""

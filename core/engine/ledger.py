@@ -64,6 +64,8 @@ class Row:
     first_text_ms: float | None
     """From the request's arrival to its first text; empty when there was none."""
     total_ms: float
+    wait_mem_ms: float = 0.0
+    """How much of the wait was for memory."""
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
@@ -80,6 +82,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX requests_by_time ON requests (ended_at)",
         "CREATE INDEX requests_by_session ON requests (session, ended_at)",
     ),
+    ("ALTER TABLE requests ADD COLUMN wait_mem_ms REAL NOT NULL DEFAULT 0",),
 )
 """What brings a file from each version of the schema to the next. A later version is appended, and none is changed."""
 

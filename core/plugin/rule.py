@@ -346,7 +346,8 @@ class Action:
     @classmethod
     def regenerate_call(cls, text: str, reason: str = "", fallback: str = "give_up", **detail: Any) -> Action:
         """Send none of the answer's calls, put `text` to the model as their result, hidden, and let it write them
-        again. `fallback` says what is done when that is not possible: `give_up`, or `release` the calls as they are."""
+        again. `fallback` says what is done when that is not possible: `give_up`, with the text `give_up` of the detail
+        when it has one, or `release` the calls as they are."""
         return cls(ActionKind.REGENERATE_CALL, text, reason, {**detail, "fallback": fallback})
 
     @classmethod

@@ -1,13 +1,15 @@
-"""One rule by itself: `Stand` asks it about events without a server, `request` makes the event of a conversation."""
+"""One rule by itself: `Stand` asks it about events without a server, `request` makes the event of a conversation,
+`Writing` is a call that is being written."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tandem.core.conductor.history import calls_of_turn, past_calls
-from tandem.core.plugin import Action, AskError, RequestEvent, Rule, Task, Tool, WrittenCall
+from tandem.core.plugin import Action, AskError, RequestEvent, Rule, Task, Tool, ToolCallEvent, WrittenCall
 
 
 def request(
@@ -39,6 +41,23 @@ def call(
     asked = {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
     told: list[dict[str, Any]] = [{"role": "assistant", "content": "", "tool_calls": [asked]}]
     return told if result is None else [*told, {"role": "tool", "tool_call_id": id, "content": result}]
+
+
+def written(
+    request: RequestEvent, *calls: tuple[str, Mapping[str, Any] | str], index: int = 0, **fields: Any
+) -> ToolCallEvent:
+    """The event of one call, the one at `index`, of an answer with `calls`: pairs of a name and its arguments, an
+    object or the text that the model wrote."""
+    told = [(name, args if isinstance(args, str) else json.dumps(args, ensure_ascii=False)) for name, args in calls]
+    name, text = told[index]
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    tool = next((tool for tool in request.tools if tool.name == name), None)
+    known: dict[str, Any] = {"arguments": value if isinstance(value, dict) else None, "tool": tool}
+    texts = tuple(WrittenCall(*one) for one in told)
+    return ToolCallEvent(name=name, written=text, index=index, calls=texts, **{**known, **fields})
 
 
 @dataclass
@@ -106,3 +125,16 @@ def only(result: Any) -> Action:
     actions = [result] if isinstance(result, Action) else list(result or ())
     assert len(actions) == 1, f"{len(actions)} actions, not one"
     return actions[0]
+
+
+@dataclass
+class Writing:
+    """A tool call that the model is writing (`OpenCall`): what it wrote so far, and as how many tokens."""
+
+    text: str
+    tokens: int
+    name: str = "write"
+    streamed: bool = False
+
+    def tail(self, characters: int) -> str:
+        return self.text[-characters:]

@@ -203,7 +203,7 @@ def test_a_version_that_does_not_fit_the_installed_rules_any_more_is_passed_over
     store.write("monitor", {"policy": 1, "tasks": {"T": {"rule": "gone"}}}, "from an older server")
     made = conductor(tmp_path)
     assert most(made) == [("counter", 3)]
-    assert "must be one of" in made.report()["problems"]["monitor"][0]
+    assert "no rule called `gone` is installed" in made.report()["problems"]["monitor"][0]
     made.close()
 
 

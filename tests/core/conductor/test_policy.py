@@ -72,7 +72,7 @@ def test_a_policy_is_read_with_its_tasks_in_order() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("policy: 1\ntasks:\n  T: {rule: countr}\n", "my.yaml:3: tasks.T.rule: must be one of"),
+        ("policy: 1\ntasks:\n  T: {rule: countr}\n", "my.yaml:3: tasks.T.rule: no rule called `countr` is installed"),
         ("policy: 1\ntasks:\n  T: {rule: countr}\n", "did you mean `counter`?"),
         ("policy: 1\ntasks:\n  T: {rule: counter,\n      mots: 3}\n", "my.yaml:4: tasks.T.mots: unknown option"),
         ("policy: 1\ntasks:\n  T: {rule: counter, mots: 3}\n", "did you mean `most`?"),
