@@ -53,10 +53,6 @@ class Policy:
     budget_ms: float | None = None
     """How long one check may take; None = as the manifest says."""
 
-    def rule_of(self, task: str) -> str:
-        """The rule of a task; a name that is no task of the policy is a rule's own."""
-        return next((known.rule for known in self.tasks if known.name == task), task)
-
 
 EMPTY: Mapping[str, Any] = {"policy": FORM, "tasks": {}}
 """The policy of a manifest that names none: every rule is a task of its own name."""

@@ -49,8 +49,10 @@ class Profile:
     """Its tasks, resolved: everything filled in."""
 
     def resolved(self, duties: Iterable[Duty], caps: Caps, policy: Policy) -> Roster:
-        """The roster of these tasks under this profile."""
-        tasks = [(name, rule, {**options, **self.tasks.get(name, {})}) for name, rule, options in duties]
+        """The roster of these tasks under this profile. It sets tasks of the policy; a rule that has none there is the
+        manifest's alone."""
+        sets = {task.name: self.tasks[task.name] for task in policy.tasks if task.name in self.tasks}
+        tasks = [(name, rule, {**options, **sets.get(name, {})}) for name, rule, options in duties]
         limits = {"acts_per_request": caps.acts_per_request, "acts_per_session_hour": caps.acts_per_session_hour}
         return Roster.of(tasks, caps=Caps(**{**limits, **policy.caps, **self.caps}), texts=policy.texts)
 
@@ -60,7 +62,7 @@ class Profile:
 
 def profiles_schema(known: Known, policy: Policy) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of all profiles together."""
-    task_rules = {**{name: name for name in known}, **shipped_tasks(), **{t.name: t.rule for t in policy.tasks}}
+    task_rules = {**shipped_tasks(), **{task.name: task.rule for task in policy.tasks}}
     tasks = {
         name: {
             "if": {"type": "object"},

@@ -95,6 +95,17 @@ def test_a_profile_goes_over_the_policy() -> None:
     assert rosters["more"].give_up == "[Stop.]"
 
 
+def test_a_rule_without_a_task_in_the_policy_is_the_manifests_alone() -> None:
+    """Two shipped tasks are called like their rules. Without the policy their rules act where the manifest says so."""
+    mask = Rule("secret_mask", at=SafePoint.SP2, check=lambda e, t, s: None)
+    general = read_profiles(shipped("profiles"), {}, Policy())["general"]
+    assert general.tasks["secret_mask"] == {"mode": "off"}
+    rules = {"secret_mask": (mask, {"mode": "act"})}
+    alone, named = Policy(), Policy((PolicyTask("secret_mask", "secret_mask"),))
+    posts = [general.resolved(on_duty(policy, rules), Caps(), policy).posts for policy in (alone, named)]
+    assert [len(roster) for roster in posts] == [1, 0]
+
+
 # ---------------------------------------------------------------------------------------------- which one it gets
 
 
