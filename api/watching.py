@@ -77,6 +77,7 @@ def begin_chat(
         thinking_asked=ask.wish.on,
         budget=ask.wish.cap,
         sampling_asked=ask.sampling_asked,
+        regenerated=ask.regenerated,
         side=client.side,
         session=key,
         calls=timed,

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import partial
@@ -374,7 +374,7 @@ class Engine:
         turn = self._turns.next(in_places, guest)
         start = time.perf_counter()
         try:
-            run_round(self.model, turn.generations, turn.chunk)
+            run_round(self.model, turn.generations, turn.chunk, partial(self._hand_out_settled, jobs))
         except Exception as error:
             log.exception("a forward pass failed; the requests in it end with an error")
             for generation in turn.generations:
@@ -395,6 +395,12 @@ class Engine:
         """Send what the job's generation has written."""
         if job.generation is not None and job.generation.events:
             self._deliver(job, job.generation.collect())
+
+    def _hand_out_settled(self, jobs: Seq[Job]) -> None:
+        """Send, before the pass, what no walk through it adds to."""
+        for job in jobs:
+            if job.generation is not None and job.generation.settled:
+                self._hand_out(job)
 
     def _end(self, job: Job, reason: str) -> None:
         if job.generation is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -69,7 +70,9 @@ class DiskTier(CacheTier):
         self._counts = dict.fromkeys(("written", "skipped", "errors", "swept"), 0)
         self._paused_until = 0.0
         self._closing = False
-        self._queue: queue.Queue[tuple[list[int], Any] | None] = queue.Queue(PENDING)
+        self._cleared = 0
+        """How often the tier was emptied: what was offered before that is not to be there afterwards."""
+        self._queue: queue.Queue[tuple[int, list[int], Any] | None] = queue.Queue(PENDING)
         self._writer = threading.Thread(target=self._write_all, name="tandem-disk-cache", daemon=True)
         self._sweep()
         self._writer.start()
@@ -116,7 +119,7 @@ class DiskTier(CacheTier):
         if time.monotonic() < self._paused_until or (self._queue.full() and moment is not Moment.CLOSING):
             self._counts["skipped"] += 1
             return
-        self._queue.put((list(tokens), sequence.snapshot()))
+        self._queue.put((self._cleared, list(tokens), sequence.snapshot()))
 
     def shed(self, nbytes: int) -> int:
         return 0  # it holds no memory to speak of
@@ -127,10 +130,12 @@ class DiskTier(CacheTier):
         return {"bytes": sum(entry.size for entry in entries), "entries": len(entries), **self._counts}
 
     def clear(self) -> None:
-        while not self._queue.empty():
-            self._queue.get_nowait()
         with self._lock:
+            self._cleared += 1
             entries = list(self._entries)
+        with contextlib.suppress(queue.Empty):  # the writer takes from it too
+            while True:
+                self._queue.get_nowait()
         for entry in entries:
             self._remove(entry)
 
@@ -186,7 +191,7 @@ class DiskTier(CacheTier):
                 self._paused_until = time.monotonic() + PAUSE_S
                 log.warning("no state is written for %.0f s: %s", PAUSE_S, error)
 
-    def _write(self, tokens: list[int], snapshot: Any) -> None:
+    def _write(self, cleared: int, tokens: list[int], snapshot: Any) -> None:
         if snapshot.nbytes > self._limits.budget:
             self._counts["skipped"] += 1
             return
@@ -196,8 +201,11 @@ class DiskTier(CacheTier):
             return
         path = self._path / files.file_name(self._id, tokens)
         size = files.write(path, self._id, tokens, snapshot.tensors())
-        self._counts["written"] += 1
         with self._lock:
+            if cleared != self._cleared:  # emptied while this was being written
+                path.unlink(missing_ok=True)
+                return
+            self._counts["written"] += 1
             older = [entry for entry in self._entries if entry.path == path or self._is_in(entry, tokens)]
             self._entries.append(Stored(path, tokens, size))
             self._entries = [entry for entry in self._entries if entry not in older]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -292,6 +293,57 @@ def test_clear_deletes_this_models_files(opened: Any, tmp_path: Path) -> None:
     tier.clear()
     assert list(tmp_path.iterdir()) == []
     assert tier.stats()["bytes"] == 0
+
+
+def test_what_is_being_written_when_the_tier_is_emptied_is_not_there_afterwards(
+    opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, emptied = threading.Event(), threading.Event()
+    write = files.write
+
+    def slow(*args: Any) -> int:
+        begun.set()
+        assert emptied.wait(10)
+        return write(*args)
+
+    monkeypatch.setattr(files, "write", slow)
+    tier = opened()
+    turn(tier, TEXT[:60])
+    assert begun.wait(10)
+    turn(tier, TEXT[10:90])
+    tier.clear()
+    emptied.set()
+    written(tier)
+    assert list(tmp_path.iterdir()) == []
+    assert tier.lookup(TEXT[:60]) is None
+    assert tier.stats()["entries"] == 0
+
+
+def test_a_file_that_gives_way_to_a_longer_one_during_the_check_is_not_missed(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = opened()
+    turn(tier, TEXT[:60])
+    until(lambda: tier.stats()["written"] == 1)
+    begun, checking = threading.Event(), threading.Event()
+    write, exists = files.write, Path.exists
+
+    def slow(*args: Any) -> int:
+        begun.set()
+        assert checking.wait(10)
+        return write(*args)
+
+    def late(path: Path, **more: Any) -> bool:
+        checking.set()
+        tier._writer.join(0.3)  # time enough for the writer, if it is free to go on
+        return exists(path, **more)
+
+    monkeypatch.setattr(files, "write", slow)
+    turn(tier, TEXT[:80])
+    tier._queue.put(None)
+    assert begun.wait(10)
+    monkeypatch.setattr(Path, "exists", late)
+    assert tier.check() == []
 
 
 def test_a_model_whose_states_stay_in_the_process_is_refused() -> None:
