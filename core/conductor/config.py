@@ -77,6 +77,9 @@ class Documents:
         self._stamps: Mapping[str, Stamp | None] = {}
         self._zero = self._built({name: Version(0, tree.value) for name, tree in self._shipped.items()})
         self._config: Config = self._zero
+        for name, version in self.current().versions.items():
+            if version.version:
+                log.info("%s: the stored version %d is in force: %s", name, version.version, version.note)
 
     def current(self) -> Config:
         """The state now. Files that others wrote since the last call are read."""

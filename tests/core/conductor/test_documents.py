@@ -207,6 +207,14 @@ def test_a_version_that_does_not_fit_the_installed_rules_any_more_is_passed_over
     made.close()
 
 
+def test_a_server_that_starts_with_stored_documents_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Store(tmp_path).write("monitor", policy(7), "seven")
+    with caplog.at_level("INFO", "tandem.conductor"):
+        made = conductor(tmp_path)
+    assert [record.getMessage() for record in caplog.records] == ["monitor: the stored version 1 is in force: seven"]
+    made.close()
+
+
 # ------------------------------------------------------------------------------------------------- what is refused
 
 
