@@ -81,20 +81,39 @@ class GenerateRoute:
 
     async def _answer(self, request: Request, body: Mapping[str, Any], client: ClientMatch) -> Response | AnswerStream:
         service, kind = self._service, self._kind
-        tokenizer = service.model().tokenizer
+        service.model()  # without one nothing of the request matters
         try:
             ask = await kind.read(service, body)
             ask = service.regenerations.read(ask, body, client, request.headers)
             planned = await kind.work(service, ask, client, request.headers)
         except FieldError as error:
             raise ApiError(400, str(error), param=error.param) from None
-        work = planned.requests
         presenter = service.presenter(ask, client)
         head = Head(
             service.new_id(kind.writer.PREFIX), int(time.time()), service.served_name or "", service.fingerprint
         )
         record = Record(head.id, kind.route, client.kind, client.session, ask.stream, ask.n)
         record.watched(planned.watch, presenter)
+        try:
+            return await self._sent(request, ask, client, planned, presenter, head, record)
+        except Refused:
+            if planned.watch is not None:
+                planned.watch.dropped()
+            raise
+
+    async def _sent(
+        self,
+        request: Request,
+        ask: GenerationRequest,
+        client: ClientMatch,
+        planned: Work,
+        presenter: Presenter,
+        head: Head,
+        record: Record,
+    ) -> Response | AnswerStream:
+        """The answer to a request that was understood. Raises Refused when the engine does not take it."""
+        service, kind, work = self._service, self._kind, planned.requests
+        tokenizer = service.model().tokenizer
         headers = {CLIENT_HEADER: client.kind, **_mode(planned), **_left_out(ask), **_replayed(planned)}
         record.image_tokens = sum(placed.picture.rows for placed in work[0].images)
         record.on_end = partial(service.regenerations.ended, ask, client)

@@ -49,6 +49,8 @@ class Record:
     def watched(self, watch: Watch | None, presenter: Presenter) -> None:
         """The request is under supervision, and the presenter names its calls."""
         self.watch, self.call_ids = watch, presenter.made
+        if watch is not None:
+            watch.begun()
 
     def heard(self, last: Finished | Failed) -> None:
         """A choice has ended."""

@@ -84,9 +84,7 @@ def begin_chat(
         turn_calls=calls_of_turn(ask.messages, timed),
         new_calls=new,
     )
-    watch = conductor.begin(event, mode, profile)
-    watch.begun()
-    return watch
+    return conductor.begin(event, mode, profile)
 
 
 def begin_plain(

@@ -347,6 +347,10 @@ class Watch:
         self.session.running += 1
         self.session.client, self.session.profile = self.request.client, self.request.profile
 
+    def dropped(self) -> None:
+        """The engine did not take the request."""
+        self.session.running = max(0, self.session.running - 1)
+
     def ended(self, call_ids: Seq[str] = ()) -> None:
         """The request is over; its answer has these calls."""
         self.supervisor.sessions.ended(self.session, call_ids)
