@@ -116,6 +116,24 @@ NUMBERS: Schema = {"type": "object", "additionalProperties": {"type": "number"}}
 TIERS: Schema = {"type": "object", "additionalProperties": NUMBERS}
 """Each cache tier's own numbers by its name."""
 
+VERSION: Mapping[str, Schema] = {
+    "version": COUNT,
+    "at": {"type": ["number", "null"], "description": "Seconds since 1970; null for what is shipped."},
+    "note": TEXT,
+    "restored": {"type": ["integer", "null"], "description": "The version that it brought back."},
+}
+"""What there is to say about a version of a document."""
+
+CONDUCTOR_DOCUMENT = _object(
+    {
+        "object": {"const": "conductor.document"},
+        "name": {"enum": ["monitor", "profiles", "settings"]},
+        **VERSION,
+        "problems": _list(TEXT),
+        "value": {"type": "object"},
+    }
+)
+
 ANSWERS: Mapping[str, Schema] = {
     "Error": ERROR,
     "Usage": USAGE,
@@ -127,6 +145,17 @@ ANSWERS: Mapping[str, Schema] = {
     "PluginList": _listed(PLUGIN),
     "CacheStats": _object({"object": {"const": "cache.stats"}, "tiers": TIERS, "replay": NUMBERS}),
     "CacheCleared": _object({"object": {"const": "cache.cleared"}, "before": TIERS, "replay": NUMBERS}),
+    "Config": _object(
+        {
+            "object": {"const": "conductor.config"},
+            "documents": _list(_ref("ConductorDocument")),
+            "report": {"type": "object"},
+        }
+    ),
+    "ConductorDocument": CONDUCTOR_DOCUMENT,
+    "VersionList": _listed(
+        _object({**VERSION, "problem": {"type": ["string", "null"]}, "current": {"type": "boolean"}})
+    ),
     "Health": _object(
         {"status": {"enum": ["ok", "draining", "no_model"]}},
         {
@@ -141,6 +170,7 @@ ANSWERS: Mapping[str, Schema] = {
             "plugins": {"type": "object"},
         },
     ),
+    "JsonSchema": {"type": "object", "description": "A JSON Schema, draft 2020-12."},
     "Document": {"type": "object", "description": "This document."},
 }
 """By their names in the OpenAPI document."""

@@ -12,6 +12,18 @@ CONDUCTOR_OPTIONS = {
         "on",
         enum=list(MODES),
     ),
+    "policy": option(
+        ["string", "null"],
+        "The tasks of the session monitor: the name of a shipped policy or a file; `null` makes each rule that is on a "
+        "task of its own name.",
+        None,
+    ),
+    "documents": option(
+        ["string", "null"],
+        "The folder that keeps the versions of profiles, settings and policy; `auto` is `conductor` in the state "
+        "directory, `null` leaves them as they are shipped.",
+        "auto",
+    ),
     "rule_budget_ms": option(
         "number", "How long one check of a rule may take; a longer one is journaled.", 20, exclusiveMinimum=0
     ),
