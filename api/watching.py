@@ -20,6 +20,9 @@ MODE_HEADER = "x-tandem"
 PROFILE_HEADER = "x-tandem-profile"
 """The profile that a request wants to be served under. Every answer says under which one it was."""
 
+COMPACTION = "compaction"
+"""The kind of side request that has the conversation summed up."""
+
 
 def asked_mode(headers: Mapping[str, str]) -> str | None:
     """The mode that a request asks for; None when it does not. Raises FieldError for a word that is none."""
@@ -61,7 +64,9 @@ def begin_chat(
 ) -> Watch:
     """The supervision of a chat request."""
     sessions = conductor.sessions
-    key = "" if client.side is not None else sessions.key(client.kind, client.session, ask.messages)
+    # A side request leaves its session alone, but for the one that tells of a compaction, where the client says whose.
+    joins = client.side is None or (client.side == COMPACTION and client.session is not None)
+    key = sessions.key(client.kind, client.session, ask.messages) if joins else ""
     calls = past_calls(ask.messages)
     timed, new = sessions.begun(sessions.of(key), calls) if key else (tuple(calls), ())
     event = RequestEvent(

@@ -14,8 +14,9 @@ from tandem.core.conductor.profiles import Profile
 from tandem.core.conductor.roster import lowest
 from tandem.core.conductor.sessions import Sessions
 from tandem.core.conductor.supervisor import Supervisor, Watch
+from tandem.core.conductor.sweep import Notifier, Sweep
 from tandem.core.kernel import Platform
-from tandem.core.plugin import RequestEvent
+from tandem.core.plugin import RequestEvent, SafePoint
 from tandem.core.plugin.part import with_defaults
 
 
@@ -40,6 +41,19 @@ class Conductor:
         )
 
         self._goes_by: Config | None = None
+        self._sweep: Sweep | None = None
+
+    def start(self) -> None:
+        """Begin to look at the sessions from outside, when any rule wants to."""
+        options = self.options
+        rosters = [profile.roster for profile in self.config.profiles.named.values()]
+        wanted = any(roster.at(SafePoint.WATCH) for roster in rosters)
+        if not options["watch_s"] or not wanted or self._sweep is not None:
+            return
+        url = options["notify_url"]
+        push = Notifier(url, options["notify_token_file"]) if url else None
+        self._sweep = Sweep(self.sessions.all, self.begin, self.supervisor.clock, push, options["watch_s"])
+        self._sweep.start()
 
     @property
     def config(self) -> Config:
@@ -90,5 +104,7 @@ class Conductor:
         }
 
     def close(self) -> None:
+        if self._sweep is not None:
+            self._sweep.close()
         self.supervisor.close()
         self.journal.close()

@@ -27,6 +27,21 @@ CONDUCTOR_OPTIONS = {
     "rule_budget_ms": option(
         "number", "How long one check of a rule may take; a longer one is journaled.", 20, exclusiveMinimum=0
     ),
+    "watch_s": option(
+        "number",
+        "How often the rules that watch from outside look at the sessions, in seconds; 0 is never.",
+        30,
+        minimum=0,
+    ),
+    "notify_url": option(
+        ["string", "null"],
+        "Where a rule's push goes: its text is sent there with POST. `null` sends none.",
+        None,
+        pattern="^https?://",
+    ),
+    "notify_token_file": option(
+        ["string", "null"], "A file with the token that a push carries as `Authorization: Bearer`.", None
+    ),
     "max_sessions": option("integer", "How many sessions are remembered.", 256, minimum=1),
     "acts_per_request": option("integer", "The most acts of rules in one request.", 4, minimum=0),
     "acts_per_session_hour": option("integer", "The most acts of rules in one session's hour.", 30, minimum=0),
