@@ -78,6 +78,7 @@ class InfoRoutes:
             "sampling": {"regenerate": service.regenerations.told()},
             "caches": snapshot["caches"],
             "cache_events": snapshot["cache_events"],
+            "conductor": {**service.conductor.report(), "journal": service.conductor.journal.report()},
             "memory": snapshot.get("memory", {}),
             "plugins": {
                 "states": dict(Counter(record["state"] for record in records)),

@@ -125,4 +125,8 @@ class Record:
             decode_ms=sum(choice.decode_ms for choice in stats),
             first_text_ms=first,
             total_ms=self.total_s * 1e3,
+            hidden_tokens=sum(choice.hidden_tokens for choice in stats),
+            hidden_prompt_tokens=sum(choice.hidden_prompt_tokens for choice in stats),
+            acts=self.watch.acts if self.watch is not None else 0,
+            mode=self.watch.shown_mode if self.watch is not None else "",
         )

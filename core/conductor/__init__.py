@@ -1,7 +1,7 @@
 """The conductor: the rules' safe points and the journal of what they decided."""
 
 from tandem.core.conductor.conductor import Conductor
-from tandem.core.conductor.journal import Entry, Journal
+from tandem.core.conductor.journal import Entry, Journal, Query
 from tandem.core.conductor.roster import MODES, ON, RAW, SHADOW, Caps, Post, Roster, lowest
 from tandem.core.conductor.sessions import Sessions, SessionState
 from tandem.core.conductor.supervisor import Act, Plan, Supervisor, Verdict, Watch
@@ -18,6 +18,7 @@ __all__ = [
     "Journal",
     "Plan",
     "Post",
+    "Query",
     "Roster",
     "SessionState",
     "Sessions",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence as Seq
 from functools import partial
 from typing import Any
 
+from tandem.core.conductor.events_file import journal_of
 from tandem.core.conductor.journal import Journal
 from tandem.core.conductor.options import CONDUCTOR_OPTIONS
 from tandem.core.conductor.roster import Caps, Roster, lowest
@@ -24,7 +25,7 @@ class Conductor:
         self.options: Mapping[str, Any] = options
         self.mode: str = options["mode"]
         """What the server allows at most."""
-        self.journal = journal or Journal()
+        self.journal = journal or journal_of(options["journal"], options["journal_days"])
         self.sessions = Sessions(options["max_sessions"])
         self.roster = Roster.of(
             [(active.name, active.part, active.options) for active in platform.active("rules")],
