@@ -112,10 +112,8 @@ def _listed(items: Schema) -> Schema:
     return _object({"object": {"const": "list"}, "data": _list(items)})
 
 
-TIERS: Schema = {
-    "type": "object",
-    "additionalProperties": {"type": "object", "additionalProperties": {"type": "number"}},
-}
+NUMBERS: Schema = {"type": "object", "additionalProperties": {"type": "number"}}
+TIERS: Schema = {"type": "object", "additionalProperties": NUMBERS}
 """Each cache tier's own numbers by its name."""
 
 ANSWERS: Mapping[str, Schema] = {
@@ -127,8 +125,8 @@ ANSWERS: Mapping[str, Schema] = {
     "Model": MODEL,
     "ModelList": _listed(_ref("Model")),
     "PluginList": _listed(PLUGIN),
-    "CacheStats": _object({"object": {"const": "cache.stats"}, "tiers": TIERS}),
-    "CacheCleared": _object({"object": {"const": "cache.cleared"}, "before": TIERS}),
+    "CacheStats": _object({"object": {"const": "cache.stats"}, "tiers": TIERS, "replay": NUMBERS}),
+    "CacheCleared": _object({"object": {"const": "cache.cleared"}, "before": TIERS, "replay": NUMBERS}),
     "Health": _object(
         {"status": {"enum": ["ok", "draining", "no_model"]}},
         {
@@ -139,6 +137,7 @@ ANSWERS: Mapping[str, Schema] = {
             "totals": {"type": "object"},
             "sampling": {"type": "object"},
             "caches": {"type": "object"},
+            "replay": NUMBERS,
             "plugins": {"type": "object"},
         },
     ),

@@ -69,8 +69,14 @@ ROUTES: Mapping[str, About] = {
         "PluginList",
         (401,),
     ),
-    "/v1/cache/stats": About("What each cache tier holds: its counters, and its sizes in bytes.", "CacheStats", (401,)),
-    "/v1/cache/clear": About("Empties every cache tier; running answers go on.", "CacheCleared", (401,)),
+    "/v1/cache/stats": About(
+        "What each cache tier holds, and what is kept of earlier turns: counters, and sizes in bytes.",
+        "CacheStats",
+        (401,),
+    ),
+    "/v1/cache/clear": About(
+        "Empties every cache tier and forgets earlier turns; running answers go on.", "CacheCleared", (401,)
+    ),
     "/health": About("Is it taking requests: 200, or 503 while it drains.", "Health", (503,)),
     "/metrics": About("Counters and times for Prometheus.", None, (401,)),
     "/openapi.json": About("These routes and every field of their requests as an OpenAPI 3.1 document.", "Document"),

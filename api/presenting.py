@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tandem.api.ids import Ids
 from tandem.core.engine.request import CallPiece, Channel, Piece
 
 SHOWN_IN_CONTENT: Mapping[str, frozenset[Channel]] = {
@@ -25,7 +25,7 @@ class Presenter:
     """Turns one choice's pieces into deltas; `call_ids` makes an id for each call."""
 
     reasoning_format: str
-    call_ids: random.Random
+    call_ids: Ids
     finish_words: frozenset[str] | None = None
     """The finish reasons that the client understands; None = all."""
     made: list[str] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Presenter:
         return {"index": piece.index, "id": self.call_id(), "type": "function", "function": function}
 
     def call_id(self) -> str:
-        self.made.append(f"call_{self.call_ids.getrandbits(96):024x}")
+        self.made.append(self.call_ids.new("call_"))
         return self.made[-1]
 
 

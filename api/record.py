@@ -49,6 +49,8 @@ class Record:
     def watched(self, watch: Watch | None, presenter: Presenter) -> None:
         """The request is under supervision, and the presenter names its calls."""
         self.watch, self.call_ids = watch, presenter.made
+        if watch is not None:
+            watch.begun()
 
     def heard(self, last: Finished | Failed) -> None:
         """A choice has ended."""
@@ -78,8 +80,8 @@ class Record:
         """The request's log line: counts and times, never text."""
         stats = self.stats
         log.info(
-            "%s %s %s%s client=%s prompt=%d cached=%d completion=%d queue_ms=%.0f prefill_ms=%.0f decode_ms=%.0f"
-            " total_ms=%.0f",
+            "%s %s %s%s client=%s prompt=%d cached=%d completion=%d queue_ms=%.0f wait_own_ms=%.0f wait_mem_ms=%.0f"
+            " prefill_ms=%.0f decode_ms=%.0f total_ms=%.0f",
             self.id,
             self.reason,
             self.route,
@@ -89,6 +91,8 @@ class Record:
             self.cached_tokens,
             sum(choice.completion_tokens for choice in stats),
             sum(choice.queue_ms for choice in stats),
+            sum(choice.wait_own_ms for choice in stats),
+            sum(choice.wait_mem_ms for choice in stats),
             sum(choice.prefill_ms for choice in stats),
             sum(choice.decode_ms for choice in stats),
             self.total_s * 1e3,
@@ -125,6 +129,7 @@ class Record:
             decode_ms=sum(choice.decode_ms for choice in stats),
             first_text_ms=first,
             total_ms=self.total_s * 1e3,
+            wait_mem_ms=sum(choice.wait_mem_ms for choice in stats),
             hidden_tokens=sum(choice.hidden_tokens for choice in stats),
             hidden_prompt_tokens=sum(choice.hidden_prompt_tokens for choice in stats),
             acts=self.watch.acts if self.watch is not None else 0,

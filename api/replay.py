@@ -27,7 +27,6 @@ from tandem.core.plugin import CallPart, Tokenizer
 if TYPE_CHECKING:
     from tandem.core.engine.generation import Generation
 
-MIB = 1 << 20
 EXACT_UP_TO = 2**53
 """Whole floats are exact up to here; a client that has one kind of number sends them back as whole numbers."""
 
@@ -53,10 +52,10 @@ class Replays:
     """The served model's turns. Thread-safe."""
 
     def __init__(
-        self, budget_mib: float, splicer: Splicer, tags: Tags, tokenizer: Tokenizer, unkept: frozenset[int]
+        self, store: ReplayStore, splicer: Splicer, tags: Tags, tokenizer: Tokenizer, unkept: frozenset[int]
     ) -> None:
         """`tags` open and close the reasoning. A turn in which one of the `unkept` tokens stands is not kept."""
-        self.store = ReplayStore(round(budget_mib * MIB))
+        self.store = store
         self.splicer = splicer
         self.tags = tags
         self.tokenizer = tokenizer
@@ -73,8 +72,9 @@ class Replays:
         for index, message in enumerate(messages):
             said = _said(message, self.tags)
             if message["role"] == "assistant" and index < len(messages) - 1:
-                turn = self.store.find(*_keys(context, message, said))
-                if turn is not None and (not said.thoughts or _digest(said.thoughts) == turn.thoughts):
+                thoughts = _digest(said.thoughts) if said.thoughts else None
+                turn = self.store.find(*_keys(context, message, said), context, thoughts)
+                if turn is not None:
                     turns[index] = turn
             context = _digest([context.hex(), message["role"], said.content, _calls(message, with_ids=False)])
             contexts.append(context)
@@ -82,7 +82,7 @@ class Replays:
 
     def keep(self, context: bytes, message: Mapping[str, Any], turn: Written) -> None:
         """`message` is the turn as the client was given it, read as the messages of a request are."""
-        self.store.put(turn, *_keys(context, message, _said(message, self.tags)))
+        self.store.put(turn, *_keys(context, message, _said(message, self.tags)), context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class RecordedListener(Listener):
     def tokens(self) -> Seq[int]:
         """What the model has written; whole when the last event was heard, empty when it never ran."""
         generation: Generation | None = getattr(self._job, "generation", None)
-        return generation.output if generation is not None else ()
+        return generation.output if generation is not None else getattr(self._job, "retold", ())
 
     @property
     def hidden(self) -> tuple[range, ...]:

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 
 from tandem.api.clients import Clients
 from tandem.api.errors import ApiError, draining
+from tandem.api.ids import Ids
 from tandem.api.images import ImageDoor, Limits
 from tandem.api.listener import Listener
 from tandem.api.messages import content_text
@@ -40,14 +40,17 @@ from tandem.core.engine.ledger import Ledger, LedgerError
 from tandem.core.engine.notation import Notation, notation_of
 from tandem.core.engine.notes import Notes, moved
 from tandem.core.engine.prompt import Prompt, PromptError
+from tandem.core.engine.replay import ReplayStore
 from tandem.core.engine.request import Calls, PlacedPicture, Refused
 from tandem.core.engine.splice import Pieces, Splicer
+from tandem.core.engine.turnfile import TurnFile, author
 from tandem.core.kernel import Platform, StartError
 from tandem.core.plugin import ClientMatch, Model, state_dir
 
 log = logging.getLogger("tandem.api")
 T = TypeVar("T")
 
+MIB = 1 << 20
 INLINE_CHARACTERS = 4_000
 """A longer prompt is rendered and encoded on a thread of its own, so that streams go on meanwhile."""
 
@@ -76,6 +79,8 @@ class Rendered:
     """Turns that stand in the ids as the model wrote them."""
     hidden: tuple[range, ...] = ()
     """Places of the ids that the client did not send."""
+    head: int | None = None
+    """How many of the ids reach through the first user message; see `Generate.head`."""
 
 
 class Service:
@@ -98,8 +103,7 @@ class Service:
         self.fingerprint = _fingerprint(self.version, platform.model, self.facts)
         self.metrics = Metrics(engine, {"version": self.version, "model": self.served_name or ""})
         self.clients = Clients(platform.build("clients"), partial(self.metrics.plugin_fault, "clients"))
-        # Not os.urandom for each: a system call gives Python's lock away, and gets it back when the engine lets go.
-        self.ids = random.Random()
+        self.ids = Ids()
         self._prompt = Prompt(platform.model) if platform.model else None
         self.hidden_turns = HiddenTurns(self._prompt) if self._prompt else None
         self._notes = Notes(self._prompt) if self._prompt else None
@@ -117,7 +121,7 @@ class Service:
 
     def new_id(self, prefix: str) -> str:
         """A name for an answer, unique in this world."""
-        return f"{prefix}-{self.ids.getrandbits(96):024x}"
+        return self.ids.new(f"{prefix}-")
 
     def model(self) -> Model:
         """The served model. Raises Refused without one."""
@@ -184,20 +188,30 @@ class Service:
         """Raises FieldError for the first wrong field."""
         return read_completion(body, self.model().tokenizer.vocab_size, self.defaults)
 
+    def ledger_state(self) -> dict[str, Any]:
+        """Rows that were written and lost since the start, and why the last ones were; empty without a ledger."""
+        return {**self.ledger.stats(), "error": self.ledger.error} if self.ledger is not None else {}
+
     def close(self) -> None:
         """The server is down."""
         self._images.close()
+        if self._replays is not None:
+            self._replays.store.close()
         if self.ledger is not None:
             self.ledger.close()
 
-    async def chat_prompt(self, ask: ChatRequest, note: str = "", *, thinks: bool = True) -> Rendered:
-        """The conversation as text and token ids, with the notes that it was given, and a new one at its end. Without
-        `thinks` a reasoning block that the template opens is closed at once. Raises ApiError when the template refuses
-        it."""
-        size = sum(len(content_text(message)) for message in ask.messages)
-        return await self._off_loop(partial(self._render, ask, note, thinks), size, "messages")
+    async def chat_prompt(
+        self, ask: ChatRequest, note: str = "", *, thinks: bool = True, raw: bool = False
+    ) -> Rendered:
+        """The conversation as text and token ids, with the notes that it was given, and a new one at its end.
 
-    def _render(self, ask: ChatRequest, note: str, thinks: bool) -> Rendered:
+        Without `thinks` a reasoning block that the template opens is closed at once. With `raw` nothing stands in it
+        that the client did not send or the model did not write for it. Raises ApiError when the template refuses it.
+        """
+        size = sum(len(content_text(message)) for message in ask.messages)
+        return await self._off_loop(partial(self._render, ask, note, thinks, raw), size, "messages")
+
+    def _render(self, ask: ChatRequest, note: str, thinks: bool, raw: bool) -> Rendered:
         prompt, replays, notes = self._prompt, self._replays, self._notes
         assert prompt is not None
         assert replays is not None
@@ -205,15 +219,16 @@ class Service:
         last = ask.messages[-1]
         continued = last["role"] == "assistant" and not last.get("tool_calls")
         found = replays.find(ask.messages)
+        turns = {place: turn for place, turn in found.turns.items() if not (raw and turn.hidden)}
         switches = {"add_generation_prompt": not continued, **ask.template_kwargs}
         if note and not continued:
             notes.keep(found.context, note)
-        noted = notes.find(found.contexts)
+        noted = {} if raw else notes.find(found.contexts)
         messages = notes.marked(ask.messages, noted) if noted else ask.messages
         pieces: Pieces = []
         replayed = 0
-        if found.turns:
-            pieces, replayed = replays.splicer.render(messages, found.turns, ask.template_tools, **switches)
+        if turns:
+            pieces, replayed = replays.splicer.render(messages, turns, ask.template_tools, **switches)
         text = pieces.pop() if pieces else prompt.render(messages, ask.template_tools, **switches)
         assert isinstance(text, str)
         if continued:
@@ -223,7 +238,12 @@ class Service:
             text = f"{text.rstrip()}\n\n{tags[1]}\n\n"
         ids, hidden = notes.laid_out(notes.filled([*pieces, text], noted))
         ids, images = prompt.placed(ids, ask.pictures)
-        return Rendered(text, ids, continued, images, found.context, replayed, moved(hidden, images))
+        head = prompt.head(ask.messages, ask.template_tools, **switches)
+        if head is not None:
+            head += sum(len(places) for places in hidden if places.start < head)
+            head = prompt.reach(head, images)
+        hidden = moved(hidden, images)
+        return Rendered(text, ids, continued, images, found.context, replayed, hidden, head)
 
     def recorder(self, ask: ChatRequest, rendered: Rendered, calls: Calls | None) -> Recorder | None:
         """What keeps the answers to this prompt; None when they are not to be kept, or could not be put back."""
@@ -240,7 +260,18 @@ class Service:
         tags = self._notation.tags
         # A picture's placeholder that the model wrote would be taken for a picture.
         unkept = frozenset({model.vision.token}) if model.vision is not None else frozenset[int]()
-        return Replays(self.options["replay_mib"], Splicer(self._prompt, tags), tags, model.tokenizer, unkept)
+        memory = round(self.options["replay_mib"] * MIB)
+        store = ReplayStore(memory, _turn_file(self.options, model, tags) if memory else None)
+        return Replays(store, Splicer(self._prompt, tags), tags, model.tokenizer, unkept)
+
+    def replay_stats(self) -> dict[str, int]:
+        """What is kept of earlier turns; empty without a model."""
+        return dict(self._replays.store.stats()) if self._replays is not None else {}
+
+    def forget_turns(self) -> None:
+        """Earlier turns are read as they are sent from now on."""
+        if self._replays is not None:
+            self._replays.store.clear()
 
     async def plain_prompt(self, prompt: PlainPrompt) -> list[int]:
         """The token ids of a completion's prompt. Raises ApiError when it holds none."""
@@ -267,6 +298,11 @@ class Service:
             )
         return min(max_tokens, limit - prompt_tokens)
 
+    def refused(self, route: str, code: str, client: ClientMatch) -> None:
+        """Count a request that the engine did not take."""
+        self.metrics.refused(code)
+        self.ended(Record("-", route, client.kind, client.session, False, reason="refused", detail=code))
+
     def ended(self, record: Record) -> None:
         """A request is over: one log line, and the counters."""
         if record.watch is not None:
@@ -291,6 +327,19 @@ def _ledger(options: Mapping[str, Any]) -> Ledger | None:
         return Ledger(path, options["ledger_days"])
     except (LedgerError, OSError) as error:
         raise StartError(f"server.ledger: {error}") from None
+
+
+def _turn_file(options: Mapping[str, Any], model: Model, tags: tuple[str, str] | None) -> TurnFile | None:
+    """Where turns are kept over a restart; None when they are not to be, or there is no place for them."""
+    budget = round(options["replay_disk_mib"] * MIB)
+    if not budget:
+        return None
+    try:
+        folder = state_dir("replay")
+    except OSError as error:
+        log.warning("earlier turns will be unknown after a restart: %s", error)
+        return None
+    return TurnFile(folder, author(model, tags), budget, options["replay_days"])
 
 
 def _notation(platform: Platform, wanted: str) -> Notation | None:

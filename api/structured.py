@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Mapping, Sequence as Seq
 from typing import Any
 
 from tandem.api.documents import Document
 from tandem.api.errors import ApiError
 from tandem.api.tools import ToolChoice
 from tandem.core.engine.constraint import (
-    Constraint,
     ConstraintError,
+    Recipe,
     choice_grammar,
     json_object_grammar,
     json_schema_grammar,
@@ -22,7 +22,7 @@ from tandem.core.plugin import Tool
 
 def constraint_for(
     notation: Notation, document: Document | None, tools: Seq[Tool], choice: ToolChoice, parallel: bool | None
-) -> Callable[[], Constraint] | None:
+) -> Recipe | None:
     """What makes the answer's constraint, compiled once here so that a bad one is a 400 and not a broken answer.
 
     `required` and a named function are calls alone. With tools and `auto` a document is the calls or the document, as
@@ -40,11 +40,11 @@ def constraint_for(
     grammar = _grammar(document) if document is not None else None
     if forced or grammar is None:
         assert calls is not None
-        return _compiled(lambda: notation.grammars.single(calls), "tools")
+        return _compiled(Recipe(calls, lambda: notation.grammars.single(calls)), "tools")
     assert document is not None
     if calls is None or choice.mode == "none":
-        return _compiled(lambda: notation.grammars.single(grammar), document.param)
-    return _compiled(lambda: notation.either(calls, grammar), document.param)
+        return _compiled(Recipe(grammar, lambda: notation.grammars.single(grammar)), document.param)
+    return _compiled(Recipe(f"{calls}\0{grammar}", lambda: notation.either(calls, grammar)), document.param)
 
 
 def _calls(notation: Notation, tools: Seq[Tool], parallel: bool) -> str | None:
@@ -69,12 +69,12 @@ def _grammar(document: Document) -> str:
         raise _bad(document.param, error) from None
 
 
-def _compiled(make: Callable[[], Constraint], param: str) -> Callable[[], Constraint]:
+def _compiled(recipe: Recipe, param: str) -> Recipe:
     try:
-        make()
+        recipe()
     except ConstraintError as error:
         raise _bad(param, error) from None
-    return make
+    return recipe
 
 
 def _bad(param: str, error: ConstraintError) -> ApiError:
@@ -84,8 +84,18 @@ def _bad(param: str, error: ConstraintError) -> ApiError:
 
 def offered_tools(tools: Seq[Mapping[str, Any]]) -> tuple[Tool, ...]:
     """The client's tools as formats read them."""
-    functions = [tool["function"] for tool in tools]
     return tuple(
-        Tool(function["name"], function.get("description") or "", function.get("parameters") or {})
-        for function in functions
+        Tool(
+            tool["function"]["name"],
+            tool["function"].get("description") or "",
+            tool["function"].get("parameters") or {},
+            _annotations(tool),
+        )
+        for tool in tools
     )
+
+
+def _annotations(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool's annotations: beside its `function`, or in it. No field of the API, so anything else is left alone."""
+    found = tool.get("annotations") or tool["function"].get("annotations")
+    return found if isinstance(found, Mapping) else {}

@@ -54,6 +54,8 @@ def timings(stats: Stats, total_ms: float) -> dict[str, Any]:
         "draft_n_accepted": stats.draft_accepted,
         "ttft_ms": stats.queue_ms + stats.prefill_ms,
         "queue_ms": stats.queue_ms,
+        "wait_own_ms": stats.wait_own_ms,
+        "wait_mem_ms": stats.wait_mem_ms,
         "total_ms": total_ms,
         "blocks": stats.rounds,
         "tokens_per_block": _ratio(predicted, stats.rounds),

@@ -61,15 +61,14 @@ def begin_chat(
         thinking_asked=ask.wish.on,
         budget=ask.wish.cap,
         sampling_asked=ask.sampling_asked,
+        regenerated=ask.regenerated,
         side=client.side,
         session=key,
         calls=timed,
         turn_calls=calls_of_turn(ask.messages, timed),
         new_calls=new,
     )
-    watch = conductor.begin(event, mode)
-    watch.begun()
-    return watch
+    return conductor.begin(event, mode)
 
 
 def begin_plain(

@@ -22,7 +22,7 @@ from tandem.api.watching import (
     planned,
     sampled,
 )
-from tandem.core.conductor import Watch
+from tandem.core.conductor import RAW, Watch
 from tandem.core.engine.request import Generate, Rank, SharedPrompt, Thinking
 from tandem.core.plugin import ClientMatch
 
@@ -50,7 +50,7 @@ async def chat_work(
     notation, conductor = service.notation, service.conductor
     mode = asked_mode(headers)
     ask = replace(ask, messages=tuple(conductor.rewritten(ask.messages, mode)))
-    rendered = await service.chat_prompt(ask)
+    rendered = await service.chat_prompt(ask, raw=conductor.mode_of(mode) == RAW)
     room = _room(service, rendered.ids, ask, "messages")
     wanted = bool(ask.tools) and ask.tool_choice.mode != "none"
     tools = offered_tools(ask.tools) if wanted else ()
@@ -108,6 +108,7 @@ async def chat_work(
         masks=plan.masks,
         hidden=service.hidden_turns,
         hidden_prompt=rendered.hidden,
+        head=rendered.head,
     )
     recorder = service.recorder(ask, rendered, first.calls)
     return Work(_choices(first, ask.n), recorder, rendered.replayed, watch)

@@ -1,12 +1,14 @@
 """Several clients on one machine: total speed, fairness, the side lane, and writing beside a long prompt.
 
-    python benchmarks/parallel.py [--tokens 96] [--threads 2] [--json FILE]
+    python benchmarks/parallel.py [--tokens 96] [--rounds 3] [--threads 2] [--json FILE]
 
 The server runs the default manifest (SmolLM2 on this CPU) in a process of its own; the clients are threads of this
 one. With its defaults it takes two minutes or so on two cores.
 
 * `clients`: that many equal requests at once, each with a place (`parallel` as many as the largest count): tokens/s of
-  all together, and the fastest client's rate over the slowest one's.
+  all together, the fastest client's rate over the slowest one's, and how many times the speed of one that is. The
+  counts take turns, and the numbers are medians over the rounds; the last one is the median of each round's own ratio,
+  so a machine that is slower for a while does not change it.
 * `lane`: a short question asked again and again while one long turn holds the only place, with the side lane on and
   off: milliseconds to its whole answer, and how long the turn took. `alone`: neither beside the other.
 * `reading`: one client writes while another one's prompt is read: the writer's longest silence and its rate in that
@@ -81,19 +83,28 @@ def took(answer: dict[str, Any]) -> float:
 # ---------------------------------------------------------------------------------------------------- what is measured
 
 
-def clients(tokens: int, threads: int) -> list[dict[str, Any]]:
-    rows = []
+def clients(tokens: int, threads: int, rounds: int) -> list[dict[str, Any]]:
+    speeds: dict[int, list[float]] = {count: [] for count in COUNTS}
+    unequal: dict[int, list[float]] = {count: [] for count in COUNTS}
     with server(threads, parallel=max(COUNTS)) as url, ThreadPoolExecutor(max(COUNTS)) as pool:
-        for count in COUNTS:
-            start = time.perf_counter()
-            answers = list(pool.map(lambda place: ask(url, essay(TOPICS[place], place), tokens), range(count)))
-            seconds = time.perf_counter() - start
-            rates = [answer["tokens"] / took(answer) for answer in answers]
-            total = sum(answer["tokens"] for answer in answers) / seconds
-            rows.append({"clients": count, "tokens/s": round(total, 1), "max/min": round(max(rates) / min(rates), 2)})
-    for row in rows:
-        row["times one"] = round(row["tokens/s"] / rows[0]["tokens/s"], 2)
-    return rows
+        for _ in range(rounds):
+            for count in COUNTS:
+                start = time.perf_counter()
+                answers = list(pool.map(lambda place: ask(url, essay(TOPICS[place], place), tokens), range(count)))
+                seconds = time.perf_counter() - start
+                rates = [answer["tokens"] / took(answer) for answer in answers]
+                speeds[count].append(sum(answer["tokens"] for answer in answers) / seconds)
+                unequal[count].append(max(rates) / min(rates))
+    ones = speeds[COUNTS[0]]
+    return [
+        {
+            "clients": count,
+            "tokens/s": round(statistics.median(speeds[count]), 1),
+            "max/min": round(statistics.median(unequal[count]), 2),
+            "times one": round(statistics.median(a / b for a, b in zip(speeds[count], ones, strict=True)), 2),
+        }
+        for count in COUNTS
+    ]
 
 
 def lane(tokens: int, threads: int) -> list[dict[str, Any]]:
@@ -158,11 +169,12 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--tokens", type=int, default=96, help="of each answer")
+    parser.add_argument("--rounds", type=int, default=3, help="of `clients`")
     parser.add_argument("--prompt", type=int, default=3000, help="tokens of the long prompt, about")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there as well")
     args = parser.parse_args()
-    tables = {"clients": clients(args.tokens, args.threads)}
+    tables = {"clients": clients(args.tokens, args.threads, args.rounds)}
     show("equal clients at once", tables["clients"])
     tables["lane"] = lane(args.tokens, args.threads)
     show("a short question beside a long turn", tables["lane"])

@@ -9,6 +9,7 @@ from typing import Any
 from tandem.core.answer.calls import CallFilter
 from tandem.core.answer.detokenizer import Detokenizer
 from tandem.core.answer.gate import CallGate, HeldBlock, HeldCall
+from tandem.core.answer.mask import SecretMask
 from tandem.core.answer.reasoning import ReasoningSplit
 from tandem.core.answer.stop import StopStrings
 from tandem.core.answer.stray import StrayClose
@@ -45,7 +46,8 @@ class _Sent:
 
 
 class Answer:
-    """Detokenizer, reasoning split, and for the answer alone: stop strings, tool calls, the gate, stray close tags.
+    """Detokenizer, reasoning split, and for the answer alone: stop strings, tool calls, the gate, stray close
+    tags; then the secret masks, one for the reasoning and one for the answer.
 
     With `hold` the calls wait at the gate until `release` or `again`. An answer that has ended may go on (`again`): its
     text stays as it is, and what comes then is read afresh.
@@ -58,15 +60,20 @@ class Answer:
         thinking: Thinking | None = None,
         calls: Calls | None = None,
         *,
-        hold: bool = False,
+        hold: bool | None = None,
+        masks: Mapping[str, str] | None = None,
     ) -> None:
+        """`hold` None: nobody looks at the calls, so there is no gate. False: somebody does, after they went out.
+        `masks` are the words that the client is not to read, and what it reads instead."""
         self._tokenizer = tokenizer
         self._stop_strings = stops
         self._how = calls
         self._tags = thinking.tags if thinking else None
         self._reasoning = ReasoningSplit(thinking.tags, thinking.opened) if thinking else ReasoningSplit(None)
-        self._gate = CallGate(calls.opener) if calls and hold else None
+        self._gate = CallGate(calls.opener, hold) if calls and hold is not None else None
         self._text, self._thoughts = Text(), Text()
+        self._mask = SecretMask(masks) if masks else None
+        self._thoughts_mask = SecretMask(masks) if masks else None
         self._sent: list[_Sent] = []
         self._calls: CallFilter | None = None
         self._begin()
@@ -119,12 +126,17 @@ class Answer:
     @property
     def written(self) -> tuple[WrittenCall, ...]:
         """The calls of the answer, those that wait at the gate included."""
-        held = [item.call for item in self.held if isinstance(item, HeldCall)]
+        held = [item.call for item in self.at_gate if isinstance(item, HeldCall)] if self.holds else []
         return (*(WrittenCall(call.name, str(call.arguments), call.done) for call in self._sent), *held)
 
     @property
-    def held(self) -> list[HeldCall | HeldBlock]:
-        """What waits at the gate."""
+    def holds(self) -> bool:
+        """Calls wait at the gate."""
+        return self._gate is not None and self._gate.holds
+
+    @property
+    def at_gate(self) -> list[HeldCall | HeldBlock]:
+        """What waits at the gate, or went through one that does not hold."""
         return self._gate.items() if self._gate is not None else []
 
     @property
@@ -132,7 +144,7 @@ class Answer:
         """The call that is being written."""
         if self._calls is None or self._calls.writing is None:
             return None
-        return OpenView(self._calls, self._calls.open and self._gate is None)
+        return OpenView(self._calls, self._calls.open and not self.holds)
 
     # ------------------------------------------------------------------------------------------------- what comes
 
@@ -150,7 +162,7 @@ class Answer:
             out += self._from_calls(self._calls.end(cut))
         if self._stray is not None:
             out += self._keep(self._stray.end())
-        return out
+        return out + self._flushed()
 
     def close_reasoning(self) -> Out:
         """The reasoning ends here, by words that the client does not see."""
@@ -178,9 +190,11 @@ class Answer:
         for piece in pieces:
             if piece.channel is Channel.CONTENT:
                 out += self._from_stops(self._stops.feed(piece))
+            elif piece.channel is Channel.REASONING:
+                self._thoughts.add(piece.text)
+                out += [piece] if self._thoughts_mask is None else self._thoughts_mask.feed(piece)
             else:
-                if piece.channel is Channel.REASONING:
-                    self._thoughts.add(piece.text)
+                out += [] if self._thoughts_mask is None else self._thoughts_mask.end()
                 out.append(piece)
         return out
 
@@ -197,7 +211,7 @@ class Answer:
         for event in events:
             if isinstance(event, CallPiece):
                 self._note(event)
-                out.append(event)
+                out += [*self._flushed(), event]
             else:
                 out += self._keep([event] if self._stray is None else self._stray.feed(event))
         return out
@@ -211,6 +225,16 @@ class Answer:
             self._sent[-1].done |= piece.done
 
     def _keep(self, pieces: Seq[Piece]) -> Out:
+        if self._mask is not None:
+            pieces = [piece for given in pieces for piece in self._mask.feed(given)]
+        return self._added(pieces)
+
+    def _flushed(self) -> Out:
+        """What the masks still held."""
+        thoughts = [] if self._thoughts_mask is None else self._thoughts_mask.end()
+        return [*thoughts, *self._added([] if self._mask is None else self._mask.end())]
+
+    def _added(self, pieces: Seq[Piece]) -> Out:
         for piece in pieces:
             self._text.add(piece.text)
         return list(pieces)

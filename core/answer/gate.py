@@ -29,19 +29,24 @@ class HeldBlock:
 
 
 class CallGate:
-    """Lets text through until a call begins, and holds everything from there on.
+    """Lets text through until a call begins, and holds everything from there on. One that does not `hold` lets all of
+    it through, and remembers it.
 
     A block that could not be read as a call comes as text that begins with the family's `opener`; it is held too.
     Holds back nothing else: the parser before it has done so already.
     """
 
-    def __init__(self, opener: str | None) -> None:
+    def __init__(self, opener: str | None, hold: bool = True) -> None:
+        self.holds = hold
         self._opener = opener
         self._held: Events = []
         self.holding = False
 
     def feed(self, events: Seq[Piece | CallPiece]) -> Events:
         """What may go out at once."""
+        if not self.holds:
+            self._held += [event for event in events if self._remembers(event)]
+            return list(events)
         out: Events = []
         for event in events:
             if not self.holding and not self._begins(event):
@@ -73,6 +78,9 @@ class CallGate:
 
     def release(self, repairs: Mapping[int, Mapping[str, Any]]) -> Events:
         """All that was held, each call whole; a call named in `repairs` by its index has those arguments."""
+        if not self.holds:
+            self.drop()
+            return []
         calls = {item.index: item.call for item in self.items() if isinstance(item, HeldCall)}
         out: Events = []
         for event in self.drop():
@@ -88,6 +96,11 @@ class CallGate:
         """Nothing waits any more; what did is returned."""
         held, self._held, self.holding = self._held, [], False
         return held
+
+    def _remembers(self, event: Piece | CallPiece) -> bool:
+        """Whether an event belongs to the calls and blocks of which one has begun."""
+        self.holding = self.holding or self._begins(event)
+        return self.holding
 
     def _begins(self, event: Piece | CallPiece) -> bool:
         return isinstance(event, CallPiece) or bool(self._opener and self._opener in event.text)

@@ -27,6 +27,8 @@ FAULT_WINDOW_S = 60.0
 
 HIDDEN = frozenset({ActionKind.CLOSE_REASONING, ActionKind.CONTINUE, ActionKind.REGENERATE_CALL})
 """What makes the model write on hidden from the client. Beyond the caps the answer ends instead."""
+NEEDED = frozenset({"words", "arguments", "then", "document", "give_up"})
+"""Parts of an action's detail that are for the action alone, and not for the journal."""
 FREE = frozenset({ActionKind.NOTIFY, ActionKind.MASK, ActionKind.SET_SAMPLING})
 """What the caps do not count."""
 
@@ -66,8 +68,8 @@ class Verdict:
 
     repairs: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """Index -> the arguments to send instead."""
-    again: str = ""
-    """What is put to the model so that it writes the calls again; empty = they go out."""
+    again: bool = False
+    """The model was told to write the calls again, and none of these goes out."""
     give_up: str | None = None
     by: str = ""
 
@@ -265,8 +267,11 @@ class Watch:
                 self._seen(post, point, action, event)
         return chosen
 
-    def calls(self, events: Seq[Event]) -> Verdict:
-        """Ask every rule at SP3 about each held call. None goes out before all are checked."""
+    def calls(self, events: Seq[Event], write: Callable[[str], bool]) -> Verdict:
+        """Ask every rule at SP3 about each held call. None goes out before all are checked.
+
+        `write` puts a reminder to the model so that it writes the calls again; False when there is no room for it.
+        """
         repairs: dict[int, Mapping[str, Any]] = {}
         again: list[Act] = []
         for place, event in enumerate(events):
@@ -283,14 +288,14 @@ class Watch:
                     again.append(Act(post, action))
         if not again:
             return Verdict(repairs)
-        final = any(getattr(event, "final", False) for event in events)
-        reason = "ended" if final else "caps" if not self.room else "twice" if self._is_twice(again[0]) else ""
+        text = "\n\n".join(dict.fromkeys(act.action.text for act in again))
+        reason = self._hindrance(again[0], events)
+        if not reason and not write(text):
+            reason = "no room"
         if not reason:
             for act in again:
                 self.done(act, SafePoint.SP3, tokens=self.supervisor.tokens(act.action.text))
-            return Verdict(
-                again="\n\n".join(dict.fromkeys(act.action.text for act in again)), by=again[0].post.task.name
-            )
+            return Verdict(again=True, by=again[0].post.task.name)
         must = [act for act in again if act.action.detail.get("fallback") != "release"]
         for act in again:
             end = "give_up" if act in must else "release"
@@ -298,9 +303,23 @@ class Watch:
             self._journal(act.post, SafePoint.SP3, told, done=False)
         if not must:
             return Verdict(repairs)
-        act = Act(must[0].post, Action.give_up(self.roster.give_up, f"{must[0].action.reason}, {reason}"))
+        parting = str(must[0].action.detail.get("give_up") or self.roster.give_up)
+        act = Act(must[0].post, Action.give_up(parting, f"{must[0].action.reason}, {reason}"))
         self.done(act, SafePoint.SP3)
         return Verdict(give_up=act.action.text, by=act.post.task.name)
+
+    def look(self, events: Seq[Event]) -> None:
+        """Ask the rules at SP3 that do not act about calls that have gone out, and journal what they say."""
+        for event in events:
+            for post, action in self._ask(SafePoint.SP3, event, acting=False):
+                self._allowed(post, SafePoint.SP3, action)
+                self._seen(post, SafePoint.SP3, action)
+
+    def _hindrance(self, act: Act, events: Seq[Event]) -> str:
+        """Why the calls can't be written again; empty when they can."""
+        if any(getattr(event, "final", False) for event in events):
+            return "ended"
+        return "caps" if not self.room else "twice" if self._is_twice(act) else ""
 
     def idle(self, event: IdleEvent, push: Callable[[Action], str]) -> None:
         """Ask at WATCH. `push` tells somebody outside, and says what became of it."""
@@ -339,6 +358,11 @@ class Watch:
         if said and self.session.key:
             self.supervisor.journal.labelled(Label(self.session.key, self.number, said[-1]))
 
+    def dropped(self) -> None:
+        """The engine did not take the request."""
+        self.session.running = max(0, self.session.running - 1)
+        self.outcome("", "refused", 0)
+
     def ended(self, call_ids: Seq[str] = ()) -> None:
         """The request is over; its answer has these calls."""
         self.supervisor.sessions.ended(self.session, call_ids)
@@ -363,10 +387,12 @@ class Watch:
             self._fault(post, SafePoint.SP3, outcome.fault)
         return bool(outcome.value)
 
-    def _ask(self, point: SafePoint, event: Event, answer: Answerer | None = None) -> list[tuple[Post, Action]]:
-        """What the rules at this point want, in order."""
+    def _ask(
+        self, point: SafePoint, event: Event, answer: Answerer | None = None, *, acting: bool = True
+    ) -> list[tuple[Post, Action]]:
+        """What the rules at this point want, in order; without `acting` those that only look."""
         off = self.supervisor.off
-        posts = [post for post in self._at(point) if post.rule.name not in off]
+        posts = [post for post in self._at(point) if post.rule.name not in off and (acting or not post.acts)]
         if not posts:
             return []
         surroundings = [_Surroundings(self, post) for post in posts]
@@ -452,7 +478,7 @@ class Watch:
             done,
             session=self.session.key,
             client=self.request.client,
-            detail={k: v for k, v in action.detail.items() if k not in ("words", "arguments", "then", "document")},
+            detail={k: v for k, v in action.detail.items() if k not in NEEDED},
             score=action.score,
             hidden=action.text if action.kind not in (ActionKind.GIVE_UP, ActionKind.NOTIFY) else "",
             hidden_tokens=tokens,

@@ -1,28 +1,25 @@
-"""Who is next. The whole rule stands in this file, and none of it needs a model.
-
-1. `is_ready`: a choice whose prompt another choice is reading waits for it.
-2. `precedence`: a turn goes before a side request, that before the server's own work; among equals, who came first.
-3. `is_owed`: whom `PATIENCE` later arrivals have passed goes before all of them, whatever its rank.
-4. `yields`: where no place is free, the server's own work gives its place up, and goes on when one is.
-5. `fits_lane`, `lane_is_open`: where none is given up, a short request may be served in the side lane.
-
-The bound that follows from 3: nobody sees more than `PATIENCE` later arrivals get what it waits for.
-"""
+"""The queue, the places and the lane. Who gets which, and when, the rules in `placing` say. Neither needs a model."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from tandem.core.engine.request import Generate, Rank, Sink
-
-if TYPE_CHECKING:
-    from tandem.core.engine.generation import Generation
-
-PATIENCE = 8
-"""How many later arrivals may go before a request, because their rank is better."""
+from tandem.core.engine.generation import Generation, prompt_keys
+from tandem.core.engine.placing import (
+    Lane,
+    fits_lane,
+    is_reading,
+    is_ready,
+    lane_is_open,
+    most_running,
+    precedence,
+    waits_for_conversation,
+    yields,
+)
+from tandem.core.engine.request import Generate, Sink
+from tandem.core.plugin import common_prefix
 
 
 class Job:
@@ -36,6 +33,8 @@ class Job:
         """When it first left the queue (`perf_counter` seconds), None while it waits."""
         self.cancelled = False
         self.generation: Generation | None = None
+        self.retold: Seq[int] = ()
+        """The answer's tokens, when they were known and nothing was generated."""
         self.arrival = 0
         """Its number in the queue."""
         self.passed = 0
@@ -44,6 +43,14 @@ class Job:
         """What it runs beside in the side lane, `decode` or `prefill`; None = it has, or waits for, a place."""
         self.wait_own_ms = 0.0
         """How long it waited behind the server's own work, which then gave way."""
+        self.wait_mem_ms = 0.0
+        """How long memory kept it back before; `memory_ms` has all of it."""
+        self.for_memory: float | None = None
+        """Since when memory keeps it back, None while it does not; `Admission`'s clock, as below."""
+        self.for_conversation: float | None = None
+        """Since when it waits, or waited, for another one to read what both share."""
+        self.shares: dict[int, int] = {}
+        """Arrival of another request -> how many prompt tokens this one shares with it."""
         self._wake = wake
 
     def cancel(self) -> None:
@@ -60,75 +67,28 @@ class Job:
         return True
 
     @property
+    def memory_ms(self) -> float:
+        """How long memory kept it back."""
+        since = self.for_memory
+        return self.wait_mem_ms + (0.0 if since is None else (time.perf_counter() - since) * 1e3)
+
+    @property
     def queue_ms(self) -> float:
         return ((self.started or time.perf_counter()) - self.submitted) * 1e3
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """Which requests the side lane takes."""
+@dataclass(slots=True)
+class Counts:
+    """Since the start."""
 
-    mode: str = "on"
-    """`on`, `decode` (not while a prompt is read) or `off`."""
-    prompt_max: int = 2048
-    new_max: int = 64
-
-
-# ------------------------------------------------------------------------------------------------------- the rules
-
-
-def is_ready(job: Job) -> bool:
-    """No other choice reads its prompt at the moment."""
-    shared = job.request.shared
-    return job.generation is not None or shared is None or shared.state is not None or not shared.reading
-
-
-def is_owed(job: Job) -> bool:
-    """It was passed often enough."""
-    return job.passed >= PATIENCE
-
-
-def precedence(job: Job) -> int:
-    """The smallest goes first; equals in the order of their arrival."""
-    return -1 if is_owed(job) else job.request.rank
-
-
-def yields(holder: Job, to: Job) -> bool:
-    """The holder gives its place to one that waits."""
-    own = holder.request.rank is Rank.BACKGROUND and holder.lane is None
-    return own and not is_owed(holder) and (to.request.rank is not Rank.BACKGROUND or is_owed(to))
-
-
-def fits_lane(job: Job, lane: Lane) -> bool:
-    """It is short work: a question, not a turn of an agent or of somebody who thinks.
-
-    A constraint is no obstacle: it was compiled before the request queued, and masks `new_max` tokens at most.
-    """
-    ask = job.request
-    return (
-        len(ask.prompt) <= lane.prompt_max
-        and ask.max_tokens <= lane.new_max
-        and not ask.images
-        and ask.shared is None
-        and not (ask.thinking is not None and ask.thinking.opened)
-        and not (ask.calls is not None and ask.calls.wanted)
-        and job.generation is None  # else it has begun in a place, with all that comes with one
-    )
-
-
-def lane_is_open(lane: Lane, running: Seq[Job]) -> bool:
-    """One guest at a time, and none beside a prefill where the lane serves at decode steps only."""
-    if lane.mode == "off" or any(job.lane is not None for job in running):
-        return False
-    return lane.mode == "on" or not any(is_reading(job) for job in running)
-
-
-def is_reading(job: Job) -> bool:
-    """Its prompt is not read yet."""
-    return job.generation is not None and job.generation.reading
-
-
-# ------------------------------------------------------------------------------------------------------- the queue
+    conversation_waits: int = 0
+    """Requests that waited for another one to read what both share."""
+    conversation_gave_up: int = 0
+    """Those of them that took a place before it had."""
+    conversation_wait_s: float = 0.0
+    memory_waits: int = 0
+    """Requests that memory kept back."""
+    memory_wait_s: float = 0.0
 
 
 class Admission:
@@ -144,17 +104,23 @@ class Admission:
         max_queue: int,
         lane: Lane | None = None,
         allowed: Callable[[Job], bool] = lambda job: True,
+        conversation_wait_s: float = 0.0,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.places = places
         self.max_queue = max_queue
         self.lane = lane or Lane()
         self.allowed = allowed
+        self.conversation_wait_s = conversation_wait_s
+        """How long a request waits for another one to read what both share; 0 where nothing read is kept."""
+        self.counts = Counts()
+        self._clock = clock
         self.waiting: list[Job] = []
         """In the order of arrival. One that gave its place up stands where it came in."""
         self.running: list[Job] = []
         """Those in places, and the guest in the lane."""
-        self.held_back = False
-        """Somebody was not allowed to start when `start` was last called."""
+        self._held_back: list[Job] = []
+        """Who was not allowed to start when `start` was last called."""
         self._arrivals = 0
 
     @property
@@ -166,6 +132,16 @@ class Admission:
     def taken(self) -> int:
         """Places that are taken."""
         return sum(job.lane is None for job in self.running)
+
+    @property
+    def held_back(self) -> bool:
+        """Somebody was not allowed to start when `start` was last called."""
+        return bool(self._held_back)
+
+    @property
+    def most(self) -> int:
+        """How many may run at once now."""
+        return most_running(self.places, self.taken, self.held_back)
 
     def holders(self, job: Job) -> list[Job]:
         """Those who keep their place although this one waits."""
@@ -189,8 +165,15 @@ class Admission:
 
     def start(self) -> Job | None:
         """The next job that may run, which holds a place or the lane from now on; None when nobody may."""
-        self.held_back = False
-        ready = [job for job in self.order() if is_ready(job)]
+        self._held_back = []
+        begun = self._next()
+        for job in self.waiting:
+            if job not in self._held_back:
+                self._waits_no_more(job)  # something else keeps it back now
+        return begun
+
+    def _next(self) -> Job | None:
+        ready = [job for job in self.order() if is_ready(job) and not self._waits_for_conversation(job)]
         for job in ready:
             if job is ready[0] and self._has_place(job) and self._may(job, None):
                 return self._begin(job, [*ready, *self._make_place(job)])
@@ -201,6 +184,7 @@ class Admission:
 
     def leave(self, job: Job) -> None:
         """The job is over, or gone."""
+        self._waits_no_more(job)
         self.waiting = [other for other in self.waiting if other is not job]
         self.running = [other for other in self.running if other is not job]
 
@@ -214,8 +198,33 @@ class Admission:
         job.lane = lane
         if self.allowed(job):
             return True
-        job.lane, self.held_back = None, True
+        job.lane = None
+        self._held_back.append(job)
+        if job.for_memory is None:
+            self.counts.memory_waits += not job.wait_mem_ms  # one that waits a second time is counted already
+            job.for_memory = self._clock()
         return False
+
+    def _waits_no_more(self, job: Job) -> None:
+        """Memory keeps the job back no longer."""
+        if job.for_memory is not None:
+            waited, job.for_memory = self._clock() - job.for_memory, None
+            job.wait_mem_ms += waited * 1e3
+            self.counts.memory_wait_s += waited
+
+    def _waits_for_conversation(self, job: Job) -> bool:
+        """Whether one that could have a place waits for another to read what both share."""
+        limit = self.conversation_wait_s
+        if limit <= 0.0 or job.generation is not None or not job.request.cache or not self._has_place(job):
+            return False
+        head, now = job.request.head, self._clock()
+        waited = 0.0 if job.for_conversation is None else now - job.for_conversation
+        reading = [(shared, read_by(other)) for other in self.running if (shared := shared_with(job, other))]
+        waits = any(waits_for_conversation(shared, head, known, waited, limit) for shared, known in reading)
+        if waits and job.for_conversation is None:
+            job.for_conversation = now
+            self.counts.conversation_waits += 1
+        return waits
 
     def _make_place(self, job: Job) -> list[Job]:
         """Who went back to the queue for the job: nobody where a place is free, else the last of those who yield."""
@@ -233,8 +242,33 @@ class Admission:
             other.passed += other.arrival < job.arrival
         self.waiting.remove(job)
         self.running.append(job)
+        self._waits_no_more(job)
         if job.started is None:
             job.started = time.perf_counter()
+            self._count_conversation(job)
             if (shared := job.request.shared) is not None:
                 shared.reading = shared.state is None
         return job
+
+    def _count_conversation(self, job: Job) -> None:
+        if job.for_conversation is not None:
+            waited = self._clock() - job.for_conversation
+            self.counts.conversation_wait_s += waited
+            self.counts.conversation_gave_up += waited >= self.conversation_wait_s
+
+
+def shared_with(job: Job, other: Job) -> int:
+    """How many prompt tokens the job shares with another one that keeps what it reads; 0 where that can't matter."""
+    if other.lane is not None or other.generation is None or not other.request.cache or job.request.head is None:
+        return 0
+    if other.arrival not in job.shares:
+        job.shares[other.arrival] = common_prefix(prompt_keys(job.request), prompt_keys(other.request))
+    return job.shares[other.arrival]
+
+
+def read_by(job: Job) -> int:
+    """How many of its prompt tokens a running one has read and shown to the cache tiers."""
+    generation = job.generation
+    if generation is None or not generation.reading:
+        return len(job.request.prompt)
+    return max(generation.stats.cached_tokens, generation.done - generation.done % generation.chunk)

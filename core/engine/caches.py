@@ -1,7 +1,7 @@
 """The cache stack: the tiers behind one door. The longest match wins; a tier that fails is dropped, nothing else.
 
-Beside the tiers stand stores that keep no sequences (the rows of pictures): they shed, are cleared, checked and counted
-with the tiers, and are never asked for a match.
+Beside the tiers stand stores that keep no sequences (the rows of pictures, whole answers): they shed, are cleared,
+checked and counted with the tiers, and are never asked for a match.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from tandem.core.plugin import CacheTier, Match, Moment, Sequence, Store
+from tandem.core.plugin import AnswerKey, AnswerStore, CacheTier, KeptAnswer, Match, Moment, Sequence, Store
 
 log = logging.getLogger("tandem.caches")
 T = TypeVar("T")
@@ -50,28 +50,55 @@ class Asked:
 class CacheStack:
     """All tiers, in the manifest's order. `fail(name, reason)` is told when a tier raised and was dropped.
 
-    All calls but `stats` and `events` come from the engine's thread.
+    All calls but `stats`, `events` and `answer` come from the engine's thread.
     """
 
     def __init__(
         self,
-        tiers: Seq[tuple[str, CacheTier]],
+        tiers: Seq[tuple[str, CacheTier | AnswerStore]],
         fail: Callable[[str, str], None],
         stores: Seq[tuple[str, Store]] = (),
     ) -> None:
         self._tiers: list[tuple[str, CacheTier]] = []
         self._stores: list[tuple[str, Store]] = []
+        self._order: list[str] = []
+        """The names as they were added."""
         self._asked: dict[str, Asked] = {}
         self._cleared: dict[str, int] = {}
         self._events: deque[CacheEvent] = deque(maxlen=EVENTS)
         self._fail = fail
         self.add(tiers, stores)
 
-    def add(self, tiers: Seq[tuple[str, CacheTier]], stores: Seq[tuple[str, Store]] = ()) -> None:
-        """Behind those that are there."""
-        self._tiers = [*self._tiers, *tiers]
-        self._stores = [*self._stores, *stores]
-        self._asked |= {name: Asked() for name, _ in tiers}
+    def add(self, tiers: Seq[tuple[str, CacheTier | AnswerStore]], stores: Seq[tuple[str, Store]] = ()) -> None:
+        """Behind those that are there: what the manifest lists, and stores of which it knows nothing."""
+        answers = [(name, tier) for name, tier in tiers if isinstance(tier, AnswerStore)]
+        sequences = [(name, tier) for name, tier in tiers if not isinstance(tier, AnswerStore)]
+        self._tiers = [*self._tiers, *sequences]
+        self._stores = [*self._stores, *answers, *stores]
+        self._order += [name for name, _ in tiers]
+        self._asked |= {name: Asked() for name, _ in sequences}
+
+    @property
+    def _answers(self) -> list[tuple[str, AnswerStore]]:
+        return [(name, store) for name, store in self._stores if isinstance(store, AnswerStore)]
+
+    @property
+    def keeps_answers(self) -> bool:
+        """Whether any store of answers is left."""
+        return bool(self._answers)
+
+    def answer(self, key: AnswerKey, max_tokens: int, stop: Seq[str]) -> tuple[str, KeptAnswer] | None:
+        """A kept answer that serves such a request, and the name of the store that has it. Safe from any thread."""
+        for name, store in self._answers:
+            kept: KeptAnswer | None = self._guard(name, store, partial(store.answer, key, max_tokens, stop), None)
+            if kept is not None and kept.serves(max_tokens, stop):
+                return name, kept
+        return None
+
+    def keep(self, key: AnswerKey, answer: KeptAnswer) -> None:
+        """Tell every store of answers."""
+        for name, store in self._answers:
+            self._guard(name, store, partial(store.keep, key, answer), None)
 
     def resume(
         self, tokens: Seq[int], new_sequence: Callable[[], Sequence], leave: int = 1
@@ -120,6 +147,8 @@ class CacheStack:
                         self._guard(other, taker, partial(taker.offer, Moment.CLOSING, tokens, sequence), None)
         for name, tier in list(self._tiers):
             self._guard(name, tier, tier.close, None)
+        for name, store in self._answers:
+            self._guard(name, store, store.close, None)
 
     def shedding(self) -> list[str]:
         """The names in the order in which they give way when memory is short: the stores, then the tiers of the
@@ -128,7 +157,9 @@ class CacheStack:
         The manifest puts the tier first that is to be asked first, so what stands last is missed the least. What a
         store keeps is needed once more only if a tier has lost the sequence that was made of it.
         """
-        return [name for name, _ in reversed(self._all())]
+        left = [name for name, _ in self._all()]
+        own = [name for name in left if name not in self._order]
+        return [*own, *(name for name in reversed(self._order) if name in left)]
 
     def shed(self, name: str, nbytes: int) -> int:
         """Ask one tier to give back `nbytes`; what it says that it freed, 0 for one that is gone."""
@@ -147,7 +178,7 @@ class CacheStack:
         for name, tier in list(self._tiers):
             if getattr(type(tier), "adopt", CacheTier.adopt) is not CacheTier.adopt:
                 match = self._guard(name, tier, partial(tier.lookup, tokens[:-1]), None)
-                longest = max(longest, match.length if match is not None else 0)
+                longest = max(longest, match.length if match is not None and not match.copied else 0)
         return min(longest, len(tokens) - 1)
 
     def clear(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence as Seq
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -53,6 +54,18 @@ class Constraint(Protocol):
     def complete(self) -> bool:
         """Nothing but the end may follow."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Makes one constraint any number of times."""
+
+    key: str
+    """Recipes with the same key make constraints that allow the same answers, token by token."""
+    make: Callable[[], Constraint]
+
+    def __call__(self) -> Constraint:
+        return self.make()
 
 
 # ------------------------------------------------------------------------------------------------------ grammars

@@ -5,23 +5,25 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence as Seq
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from tandem.core.conductor import Conductor, Plan
-from tandem.core.engine.admission import Admission, Job, Lane
+from tandem.core.engine.admission import Admission, Job
+from tandem.core.engine.answers import Known, KnownAnswers
 from tandem.core.engine.caches import CacheStack
 from tandem.core.engine.care import IdleCare
 from tandem.core.engine.drafting import FixedCutting, GuardedChoosing
 from tandem.core.engine.drafts import Drafts, Opener
 from tandem.core.engine.generation import Generation
 from tandem.core.engine.memory import MemoryGate
+from tandem.core.engine.placing import Lane
 from tandem.core.engine.request import Event, Failed, Finished, Generate, NoMemory, Refused, Sink, Stats
 from tandem.core.engine.round import run_round
 from tandem.core.engine.selfcheck import check_drafters
@@ -57,12 +59,17 @@ class Engine:
         self._admission = Admission(options["parallel"], options["max_queue"], lane)
         self._turns = Turns(options["turn_quantum_ms"] / 1e3, options["decode_share"])
         self._errands: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._known: deque[tuple[Job, Known]] = deque()
+        """Requests whose answers are known; they wait for nobody."""
+        self._answers: KnownAnswers | None = None
         self._changed = threading.Condition()
         self._draining = False
         self._stopping = False
         self._thread = thread
         self._totals: dict[str, float] = {}
         self._waits = Waits()
+        self._passes: Counter[int] = Counter()
+        """Passes by the number of requests in them."""
         self.caches = CacheStack([], self._fail_cache)
         self._care = IdleCare(self.caches)
         self.gate: MemoryGate | None = None
@@ -96,7 +103,10 @@ class Engine:
             vision = self.model.vision
             rows = [(IMAGE_ROWS, vision.store)] if vision is not None and vision.store is not None else []
             self.caches.add(self._platform.build("caches", self.model), rows)
+            self._answers = KnownAnswers(self.caches, self.model.tokenizer)
             self._admission.allowed = self._has_memory
+            if self.caches:
+                self._admission.conversation_wait_s = self._options["conversation_wait_s"]
             self._openers = self._platform.build("drafters", self.model)
             if not self._openers:
                 return
@@ -111,17 +121,22 @@ class Engine:
                 self._choosing = GuardedChoosing(choosing, fail)
 
     def submit(self, request: Generate, sink: Sink) -> Job:
-        """Queue a request. Raises Refused when there is no room, no model, or the engine is draining."""
+        """Queue a request; one whose answer is known is not queued but answered. Raises Refused when there is no room,
+        no model, or the engine is draining."""
         job = Job(request, sink, self._notify)
+        known = self._answers.find(request) if self._answers is not None else None
         with self._changed:
             if self.model is None:
                 raise Refused("no_model", "no model is loaded: the manifest has no model section", 60)
             if self._draining or self._stopping:
                 raise Refused("draining", "the server is shutting down", 30)
-            if self._admission.is_full(job):
+            if known is not None:
+                self._known.append((job, known))
+            elif not request.follows and self._admission.is_full(job):
                 waiting = len(self._admission.waiting)
                 raise Refused("queue_full", f"all places are busy and {waiting} requests wait", 5)
-            self._admission.add(job)
+            else:
+                self._admission.add(job)
             self._changed.notify_all()
         return job
 
@@ -132,8 +147,10 @@ class Engine:
             if job not in order:
                 return None
             ahead = order.index(job)
-            running = [other.generation.live() for other in self._admission.holders(job) if other.generation]
-            return ahead + 1, self._waits.estimate(running, ahead)
+            holders = self._admission.holders(job)
+            running = [other.generation.live() for other in holders if other.generation]
+            own = self._admission.taken - len(holders)
+            return ahead + 1, self._waits.estimate(running, ahead, own, job.queue_ms / 1e3)
 
     def errand(self, work: Callable[[], T]) -> Future[T]:
         """Do `work` on the engine's thread between two rounds. Safe from any thread."""
@@ -159,7 +176,7 @@ class Engine:
     def idle(self) -> bool:
         """Nothing is queued or running."""
         with self._changed:
-            return not self._admission.waiting and not self._admission.running
+            return not self._admission.waiting and not self._admission.running and not self._known
 
     def stop(self) -> None:
         """End the thread; running jobs end as `abandoned`."""
@@ -183,6 +200,7 @@ class Engine:
                 "max_running": admission.places,
                 "max_queue": admission.max_queue,
                 "lane": {"mode": admission.lane.mode, "running": int(admission.guest is not None)},
+                "parallel": self._parallel(),
             }
         return {
             **sharing,
@@ -194,18 +212,37 @@ class Engine:
             "memory": self.gate.report() if self.gate is not None else {},
         }
 
+    def _parallel(self) -> dict[str, Any]:
+        """How requests run beside each other, for `/health`."""
+        admission = self._admission
+        most = admission.most if self.model is not None else 0
+        reason = f"server.parallel is {admission.places}"
+        if self.model is None:
+            reason = "no model is loaded"
+        elif most < admission.places and self.gate is not None:
+            reason = self.gate.why_waits
+        counts = asdict(admission.counts)
+        return {
+            "max_running": most,
+            "max_running_reason": reason,
+            "running": admission.taken,
+            "passes": {str(size): count for size, count in sorted(self._passes.items())},
+            **{name: round(value, 3) for name, value in counts.items()},
+        }
+
     # ------------------------------------------------------------------------------------------- on the thread
 
     def _run(self) -> None:
         while self._wait_for_work():
             self._run_errands()
+            self._tell_known()
             self._drop_those_gone()
             self._admit()
             self._step()
             self._care.worked()
         for result, _ in self._errands:
             result.cancel()
-        for job in [*self._admission.running, *self._admission.waiting]:
+        for job in [*self._admission.running, *self._admission.waiting, *(job for job, _ in self._known)]:
             self._end(job, "abandoned")
 
     def _wait_for_work(self) -> bool:
@@ -220,7 +257,8 @@ class Engine:
 
     def _is_called(self) -> bool:
         admission = self._admission
-        return bool(admission.waiting or admission.running or self._errands or self._stopping)
+        work = admission.waiting or admission.running or self._errands or self._known
+        return bool(work or self._stopping)
 
     def _run_errands(self) -> None:
         while self._errands:
@@ -231,6 +269,31 @@ class Engine:
                 result.set_result(work())
             except Exception as error:
                 result.set_exception(error)
+
+    def _tell_known(self) -> None:
+        """Answer those whose answers are known. One that can't be told is queued like any other."""
+        while self._known:
+            job, known = self._known[0]  # it counts as waiting until it is answered
+            if job.cancelled:
+                self._end(job, "abandoned")
+            else:
+                self._tell(job, known)
+            self._known.popleft()
+
+    def _tell(self, job: Job, known: Known) -> None:
+        assert self._answers is not None
+        try:
+            told = self._answers.retell(known, job.request)
+        except Exception:
+            log.exception("a known answer could not be told; the model answers")
+            told = None
+        if told is None:
+            with self._changed:
+                self._admission.add(job)
+            return
+        job.started = time.perf_counter()
+        job.retold = told.tokens
+        self._deliver(job, told.events)
 
     def _drop_those_gone(self) -> None:
         limit = self._options["request_timeout_s"]
@@ -248,6 +311,8 @@ class Engine:
         while True:
             with self._changed:
                 job = self._admission.start()
+                if job is not None and job.wait_own_ms and job.generation is None:
+                    self._waits.gave_way(job.wait_own_ms / 1e3)
             if job is None:
                 return
             if job.generation is not None:
@@ -309,12 +374,14 @@ class Engine:
         turn = self._turns.next(in_places, guest)
         start = time.perf_counter()
         try:
-            run_round(self.model, turn.generations, turn.chunk)
+            run_round(self.model, turn.generations, turn.chunk, partial(self._hand_out_settled, jobs))
         except Exception as error:
             log.exception("a forward pass failed; the requests in it end with an error")
             for generation in turn.generations:
                 generation.fail(f"the model failed: {error}")
         self._turns.took(turn, time.perf_counter() - start)
+        with self._changed:
+            self._passes[len(turn.generations)] += 1
         for job in jobs:
             self._hand_out(job)
 
@@ -329,6 +396,12 @@ class Engine:
         if job.generation is not None and job.generation.events:
             self._deliver(job, job.generation.collect())
 
+    def _hand_out_settled(self, jobs: Seq[Job]) -> None:
+        """Send, before the pass, what no walk through it adds to."""
+        for job in jobs:
+            if job.generation is not None and job.generation.settled:
+                self._hand_out(job)
+
     def _end(self, job: Job, reason: str) -> None:
         if job.generation is None:
             self._deliver(job, [Finished(reason, Stats(len(job.request.prompt)), reason)])
@@ -339,10 +412,13 @@ class Engine:
     def _deliver(self, job: Job, events: list[Event]) -> None:
         last = events[-1]
         if isinstance(last, Finished | Failed):
-            stats = replace(last.stats, queue_ms=job.queue_ms, wait_own_ms=job.wait_own_ms, lane=job.lane)
+            stats = replace(last.stats, queue_ms=job.queue_ms, wait_own_ms=job.wait_own_ms)
+            stats = replace(stats, wait_mem_ms=job.memory_ms, lane=job.lane)
             events[-1] = last = replace(last, stats=stats)
             self._count(last)
             self._remember(job, last)
+            if self._answers is not None and job.generation is not None:
+                self._answers.keep(job.generation, last)
             if job.request.shared is not None and job.started is not None:
                 job.request.shared.reading = False
             with self._changed:

@@ -35,6 +35,7 @@ from tandem.core.plugin import (
     ImageRows,
     Model,
     Moment,
+    SafePoint,
     Sequence,
     TreeChooser,
     cut,
@@ -96,7 +97,12 @@ class Generation:
         self._eos = model.tokenizer.eos_ids
         thinking = request.thinking
         self.answer = Answer(
-            model.tokenizer, request.stop, thinking, request.calls, hold=watch is not None and watch.holds
+            model.tokenizer,
+            request.stop,
+            thinking,
+            request.calls,
+            hold=watch.holds if watch is not None and watch.wants(SafePoint.SP3) else None,
+            masks=request.masks,
         )
         self.steering = Steering(self.answer, thinking, request.constraint() if request.constraint else None)
         self.chunk = prefill_chunk
@@ -314,8 +320,8 @@ class Generation:
         if self._own is not None and (own := self._own.propose(root, limit)):
             self.teaches = False
             return own  # certain, so it is taken whole
-        if self._chooser is None or not self._drafts or nodes <= 0:
-            return None
+        if self._chooser is None or not self._drafts or nodes <= 0 or not self.output:
+            return None  # the first token is waited for: it goes out at once, not with what a pass finds behind it
         context = self.sequence.length
         trees = self._drafts.propose(root, limit, self._chooser, context)
         tree = self._chooser.choose(trees, context, others) if trees else None
@@ -393,6 +399,12 @@ class Generation:
         """Close the reasoning, if it is open, at the next block. Safe from any thread."""
         self.steering.end_thinking = True
 
+    @property
+    def repeatable(self) -> bool:
+        """Its tokens follow from its request alone: no rule acted, and nobody closed the reasoning."""
+        acted = bool(self.hidden) or (self._standing is not None and self._standing.acted)
+        return not acted and not self.steering.end_thinking
+
     def end(self, reason: str) -> None:
         """Stop from outside: `abandoned` or `timeout`."""
         if self.phase is not Phase.DONE:
@@ -403,6 +415,11 @@ class Generation:
         """The engine can't go on with this request."""
         if self.phase is not Phase.DONE:
             self._close(Failed(message, self.final_stats()), keep=False)
+
+    @property
+    def settled(self) -> bool:
+        """Its last token waits for no drafts, and every safe point has seen it."""
+        return self.phase is Phase.DECODE and self.tree is None
 
     @property
     def kind(self) -> str:

@@ -64,6 +64,8 @@ class Row:
     first_text_ms: float | None
     """From the request's arrival to its first text; empty when there was none."""
     total_ms: float
+    wait_mem_ms: float = 0.0
+    """How much of the wait was for memory."""
     hidden_tokens: int = 0
     """Tokens written into the answers' context that the client does not see."""
     hidden_prompt_tokens: int = 0
@@ -88,6 +90,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX requests_by_time ON requests (ended_at)",
         "CREATE INDEX requests_by_session ON requests (session, ended_at)",
     ),
+    ("ALTER TABLE requests ADD COLUMN wait_mem_ms REAL NOT NULL DEFAULT 0",),
 )
 """What brings a file from each version of the schema to the next. A later version is appended, and none is changed."""
 
@@ -116,6 +119,8 @@ class Ledger:
         self._retention_s = retention_days * 86400
         self._queue: queue.Queue[Row | None] = queue.Queue(PENDING)
         self._counts = {"rows": 0, "dropped": 0}
+        self.error: str | None = None
+        """Why the last rows that were tried are lost; None when they were written."""
         self._prune_at = 0.0
         _prepare(path)
         self._thread = threading.Thread(target=self._run, name="tandem-ledger", daemon=True)
@@ -149,8 +154,10 @@ class Ledger:
             try:
                 self._write(known)
                 self._counts["rows"] += len(known)
-            except (sqlite3.Error, LedgerError) as error:
+                self.error = None
+            except Exception as error:  # of the disk, or of a file that was damaged: whatever it is, rows go on coming
                 self._counts["dropped"] += len(known)
+                self.error = str(error)
                 log.warning("%s: %d rows are lost: %s", self.path, len(known), error)
 
     def _write(self, rows: list[Row]) -> None:
@@ -188,12 +195,22 @@ def _prepare(path: Path) -> None:
         try:
             with connection:
                 _migrate(connection)
+            _check(connection)
         finally:
             connection.close()
     except OSError as error:
         raise LedgerError(f"{path}: the ledger can't be written: {error.strerror or error}") from error
+    except LedgerError as error:
+        raise LedgerError(f"{path}: {error}") from error
     except sqlite3.Error as error:
         raise LedgerError(f"{path}: this is no ledger that can be written: {error}") from error
+
+
+def _check(connection: sqlite3.Connection) -> None:
+    """Raises sqlite3.Error for a file whose rows could not be written, however well it begins."""
+    found = {name for _, name, *_ in connection.execute("PRAGMA table_info(requests)")}
+    if missing := [name for name in COLUMNS if name not in found]:
+        raise sqlite3.DatabaseError(f"its table lacks {', '.join(missing)}")
 
 
 def _migrate(connection: sqlite3.Connection) -> None:

@@ -24,8 +24,8 @@ from typing import Any, Protocol, Self
 from tandem.core.engine.caches import CacheStack
 from tandem.core.engine.generation import Generation, Phase, prompt_keys
 from tandem.core.engine.meter import Meter, Reading, device_of
+from tandem.core.engine.placing import JOINT_ROWS
 from tandem.core.engine.request import Generate
-from tandem.core.engine.round import JOINT_ROWS
 from tandem.core.kernel import StartError
 from tandem.core.kernel.memory import in_gib, total_bytes
 from tandem.core.plugin import Model
@@ -204,6 +204,12 @@ class Limits:
     """What it may hold while a prompt is read."""
     floor: int
     """What must stay free of the machine's memory (or the GPU's)."""
+    parallel_floor: int = 0
+    """The same for a request that starts beside others."""
+
+    def floor_beside(self, running: int) -> int:
+        """What a request has to leave free that starts beside so many others."""
+        return max(self.floor, self.parallel_floor) if running else self.floor
 
     @classmethod
     def of(cls, options: Mapping[str, Any], now: Reading, total: int | None, longest: int) -> Self:
@@ -211,7 +217,7 @@ class Limits:
 
         `auto`: the floor is a sixteenth of the machine, at most 8 GiB and a quarter of what is available now; the peak
         is all but the floor; the ceiling leaves the longest prompt its room below the peak, at most half of what there
-        is. Raises StartError for limits under which nothing can be served.
+        is; the parallel floor is twice the floor. Raises StartError for limits under which nothing can be served.
         """
         floor, peak, ceiling = (_bytes(options[f"mem_{name}_gib"]) for name in ("floor", "peak", "ceiling"))
         if floor is None:
@@ -230,7 +236,8 @@ class Limits:
                 f"server.mem_ceiling_gib is {options['mem_ceiling_gib']:g}, more than server.mem_peak_gib, which is "
                 f"{options['mem_peak_gib']:g}; the ceiling is the lower one of the two"
             )
-        return cls(ceiling, peak, floor)
+        parallel = _bytes(options["parallel_floor_gib"])
+        return cls(ceiling, peak, floor, 2 * floor if parallel is None else parallel)
 
 
 @dataclass(slots=True)
@@ -329,6 +336,7 @@ class MemoryGate:
         self._waiting: dict[int, _Waiting] = {}
         self._lock = threading.Lock()  # over what `report` tells
         self._counts = Counts()
+        self._why_waits = ""
         self._events: deque[Event] = deque(maxlen=EVENTS)
 
     @classmethod
@@ -365,12 +373,12 @@ class MemoryGate:
         others = self.sizes.beside(need, running)
         # Running sequences grow, and what they hold is counted now: an older reading would miss what they took since.
         reading = self._fresh() if running else self._recent(now)
-        if self._over(reading, running) <= 0 and need.total + others <= self._room(reading) and known is None:
+        if self._over(reading, running) <= 0 and need.total + others <= self._room(reading, running) and known is None:
             return self._open(request, now)
         cached = cached and request.cache and (request.shared is None or request.shared.state is None)
         case = _Case(request, begun, cached, running, others, need, reading, "ceiling")
         if self._short(case) > 0:
-            case.limit = "peak" if self._is_peak(reading) else "floor"
+            case.limit = "peak" if self._is_peak(reading, len(running)) else "floor"
             if self._never_fits(case):
                 return self._refuse(case, now - known.since if known else 0.0, self._most(case.reading), now)
         if self._missing(case) > 0:
@@ -388,9 +396,10 @@ class MemoryGate:
             if known is None:
                 self._note("waits", case, 0.0)
             since = known.since if known else now
+            self._why_waits = self._wanting(case)
             self._waiting[id(case.request)] = _Waiting(case.request, since, len(case.running), now)
             return WAITS
-        return self._refuse(case, waited, self._room(case.reading), now)
+        return self._refuse(case, waited, self._room(case.reading, case.running), now)
 
     def _refuse(self, case: _Case, waited: float, room: int, now: float) -> Verdict:
         words = self._refusal(case, room)
@@ -462,7 +471,7 @@ class MemoryGate:
 
     def _short(self, case: _Case) -> int:
         """Bytes that are wanted for the request to be opened."""
-        return case.need.total + case.others - self._room(case.reading)
+        return case.need.total + case.others - self._room(case.reading, case.running)
 
     def _never_fits(self, case: _Case) -> bool:
         """Whether the request would not fit if every cache were empty and nobody ran.
@@ -483,18 +492,20 @@ class MemoryGate:
         given_back = max(0, reading.held - self._least)
         return min(self.limits.peak - self._least, reading.available + given_back - self.limits.floor)
 
-    def _is_peak(self, reading: Reading) -> bool:
-        """Which of the two limits leaves less."""
-        return self.limits.peak - reading.held <= reading.available - self.limits.floor
+    def _is_peak(self, reading: Reading, running: int = 0) -> bool:
+        """Which of the two limits leaves less beside so many running requests."""
+        return self.limits.peak - reading.held <= reading.available - self.limits.floor_beside(running)
 
     def _over(self, reading: Reading, running: Seq[Generation]) -> int:
         """Bytes over the ceiling, the running sequences not counted."""
         over = reading.held - self.limits.ceiling
         return over - sum(one.sequence.nbytes for one in running) if over > 0 else over
 
-    def _room(self, reading: Reading) -> int:
+    def _room(self, reading: Reading, running: Seq[Generation]) -> int:
+        """Bytes that can be had beside the running ones."""
         limits = self.limits
-        return min(limits.peak - reading.held, reading.available - limits.floor) + reading.reusable
+        free = reading.available - limits.floor_beside(len(running))
+        return min(limits.peak - reading.held, free) + reading.reusable
 
     def _recent(self, now: float) -> Reading:
         if self._last is not None and now - self._last[0] < FRESH_S:
@@ -509,27 +520,52 @@ class MemoryGate:
 
     # ------------------------------------------------------------------------------------------------- telling
 
+    @property
+    def why_waits(self) -> str:
+        """What the last one lacked that had to wait, for `/health`. Safe from any thread."""
+        return self._why_waits
+
+    def _wanting(self, case: _Case) -> str:
+        """What a request that waits needs, and which limit keeps it back."""
+        room = in_gib(max(0, self._room(case.reading, case.running)))
+        return f"the next one needs {in_gib(case.need.total)} of memory, and {room} can be had {self._limit(case)}"
+
     def _refusal(self, case: _Case, room: int) -> str:
-        limits = self.limits
-        if self._is_peak(case.reading):
-            why = f"below server.mem_peak_gib ({in_gib(limits.peak)}); send less at once, or have that limit raised"
-        else:
-            why = (
-                f"while {in_gib(limits.floor)} stay free (server.mem_floor_gib); try again when other programs have "
-                "given memory back, or send less at once"
-            )
-        return f"the request needs {in_gib(case.need.total)} of memory, and {in_gib(max(0, room))} can be had {why}"
+        limit = self._limit(case)
+        advice = (
+            "send less at once, or have that limit raised"
+            if limit.startswith("below")
+            else "try again when other programs have given memory back, or send less at once"
+        )
+        had = in_gib(max(0, room))
+        return f"the request needs {in_gib(case.need.total)} of memory, and {had} can be had {limit}; {advice}"
+
+    def _limit(self, case: _Case) -> str:
+        """The limit that leaves the least room, in words."""
+        limits, running = self.limits, len(case.running)
+        if self._is_peak(case.reading, running):
+            return f"below server.mem_peak_gib ({in_gib(limits.peak)})"
+        floor = limits.floor_beside(running)
+        return f"while {in_gib(floor)} stay free (server.{self._floor_name(running)})"
+
+    def _floor_name(self, running: int) -> str:
+        """Which of the two floors counts beside so many running requests."""
+        return "mem_floor_gib" if self.limits.floor_beside(running) == self.limits.floor else "parallel_floor_gib"
 
     def _why(self, case: _Case) -> str:
         """What the gate had to do something for."""
         if case.limit == "ceiling":
             return f"more is held than server.mem_ceiling_gib ({in_gib(self.limits.ceiling)}) between requests"
-        limit = f"server.mem_{case.limit}_gib ({in_gib(getattr(self.limits, case.limit))})"
-        beside = f", and the {len(case.running)} running will take {in_gib(case.others)} more" if case.running else ""
+        running = len(case.running)
+        if case.limit == "peak":
+            limit = f"server.mem_peak_gib ({in_gib(self.limits.peak)})"
+        else:
+            limit = f"server.{self._floor_name(running)} ({in_gib(self.limits.floor_beside(running))})"
+        beside = f", and the {running} running will take {in_gib(case.others)} more" if running else ""
         return f"{in_gib(case.need.total)} are needed, which is more than {limit} leaves{beside}"
 
     def _note(self, outcome: str, case: _Case, waited: float, why: str | None = None) -> None:
-        room = max(0, self._room(case.reading))
+        room = max(0, self._room(case.reading, case.running))
         event = Event(
             at=time.time(),
             outcome=outcome,

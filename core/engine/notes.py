@@ -115,11 +115,4 @@ def _with_text(message: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 def moved(places: Seq[range], images: Seq[PlacedPicture]) -> tuple[range, ...]:
     """Places of a prompt in which each picture was one placeholder, in the prompt that has all rows of the pictures."""
-    return tuple(range(_behind(span.start, images), _behind(span.stop, images)) for span in places)
-
-
-def _behind(place: int, images: Seq[PlacedPicture]) -> int:
-    for placed in images:  # in order; so far each one before has moved the place by the rows that it has more
-        if placed.start < place:
-            place += placed.picture.rows - 1
-    return place
+    return tuple(range(Prompt.reach(span.start, images), Prompt.reach(span.stop, images)) for span in places)

@@ -46,6 +46,14 @@ MEMORY_OPTIONS = {
         minimum=0,
         pattern="^auto$",
     ),
+    "parallel_floor_gib": option(
+        ["number", "string"],
+        "What must stay free of the machine's memory (or the GPU's) when a request starts beside others, in GiB; "
+        "`auto` is twice `mem_floor_gib`, 0 asks for no more than that.",
+        "auto",
+        minimum=0,
+        pattern="^auto$",
+    ),
 }
 """The memory gate's limits."""
 
@@ -60,6 +68,13 @@ SERVER_OPTIONS = {
     ),
     "max_queue": option(
         "integer", "How many requests may wait for a free place; one more is refused with a 503.", 8, minimum=0
+    ),
+    "conversation_wait_s": option(
+        "number",
+        "How long a request that goes on with a conversation waits while another one reads what both share, in "
+        "seconds; 0 lets it read at once.",
+        3,
+        minimum=0,
     ),
     "turn_quantum_ms": option(
         "number",
@@ -152,6 +167,15 @@ SERVER_OPTIONS = {
         "words is read as it was written; 0 reads every turn as it is sent.",
         64,
         minimum=0,
+    ),
+    "replay_disk_mib": option(
+        "number",
+        "Disk for the same turns, in MiB, so that a restarted server still knows them; 0 keeps them in memory only.",
+        256,
+        minimum=0,
+    ),
+    "replay_days": option(
+        "number", "How long a turn that nobody sends back stays on disk, in days.", 14, exclusiveMinimum=0
     ),
     "admin_token": option(
         ["string", "null"],

@@ -6,6 +6,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence as Seq
 from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jinja2
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 SEAM = "\ufdd0"
 """Stands inside a placeholder that a client wrote as text, so that it is none. Unicode reserves the character for such
 use inside a program: no text holds it."""
+
+HEADS = 64
+"""Beginnings of conversations whose length is remembered."""
 
 ONE_PICTURE = ({"role": "user", "content": [{"type": "image"}]},)
 
@@ -45,6 +49,7 @@ class Prompt:
         if self._picture is not None:
             self._mark = self._find_mark(self._picture)
         self._seamed = self._mark[:1] + SEAM + self._mark[1:]
+        self._length = lru_cache(HEADS)(lambda rendered: len(self.encode(rendered)))
 
     def chat(
         self, messages: Seq[Mapping[str, Any]], tools: Seq[Mapping[str, Any]] | None = None, **kwargs: Any
@@ -70,6 +75,20 @@ class Prompt:
             raise PromptError(f"the chat template refused the messages: {error}") from error
         except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             raise PromptError(f"the chat template can't read the messages: {error}") from error
+
+    def head(
+        self, messages: Seq[Mapping[str, Any]], tools: Seq[Mapping[str, Any]] | None = None, **kwargs: Any
+    ) -> int | None:
+        """How many ids of the conversation reach through its first user message, up to one at the seam; each picture
+        counts once. None where no answer follows that message, or the template does not show it alone."""
+        roles = [message["role"] for message in messages]
+        first = roles.index("user") if "user" in roles else len(roles)
+        if "assistant" not in roles[first:]:
+            return None
+        try:
+            return self._length(self.render(messages[: first + 1], tools, **{**kwargs, "add_generation_prompt": False}))
+        except PromptError:
+            return None
 
     def text(self, text: str) -> list[int]:
         """Ids of a plain prompt. Raises PromptError when it holds no token."""
@@ -123,6 +142,14 @@ class Prompt:
             read = place + 1
         prompt += ids[read:]
         return prompt, tuple(placed)
+
+    @staticmethod
+    def reach(count: int, images: Seq[PlacedPicture]) -> int:
+        """The first `count` ids, with each placeholder among them repeated as in `placed`."""
+        for image in images:
+            if image.start < count:
+                count += image.picture.rows - 1
+        return count
 
     def _all_text(self, value: Any) -> Any:
         """The value with no placeholder in any of its strings; what holds none stays the same object."""

@@ -256,9 +256,9 @@ class Rehearsal:
         if (act := watch.at(SafePoint.SP2, finish)) is not None:
             watch.done(act, SafePoint.SP2, finish)
             return
-        if answer.held and watch.wants(SafePoint.SP3) and watch.holds:
+        if answer.at_gate and watch.wants(SafePoint.SP3) and watch.holds:
             problem = "unreadable" if whole else "cut_by_limit"
-            watch.calls(call_events(answer.held, tools, final=not whole, problem=problem))
+            watch.calls(call_events(answer.at_gate, tools, final=not whole, problem=problem), write=lambda text: True)
 
     def _stream(self, text: str, answer: Answer, output: list[int], watch: Watch) -> ActionKind | None:
         """Write the text, block by block; what was done at a block ends it."""

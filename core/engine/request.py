@@ -120,7 +120,7 @@ class Generate:
     calls: Calls | None = None
     """None = the answer is text only."""
     constraint: Callable[[], Constraint] | None = None
-    """Makes the constraint of the answer."""
+    """Makes the constraint of the answer. Answers under one that is no `Recipe` are not kept for other requests."""
     messages: tuple[Mapping[str, Any], ...] = ()
     """The client's messages, for rules; empty for a plain completion."""
     client: str = "plain"
@@ -144,6 +144,11 @@ class Generate:
     """Writes what is put to the model in the middle of its answer; None = nothing can be."""
     hidden_prompt: tuple[range, ...] = ()
     """Places of the prompt that the client did not send."""
+    head: int | None = None
+    """How many prompt tokens reach through its first user message, where answers follow it: a conversation that goes
+    on. None = it begins one, or nobody knows."""
+    follows: bool = False
+    """It is a part of a request of which others were answered already: a full queue does not turn it away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +234,8 @@ class Stats:
     say nothing about the speed of others."""
     wait_own_ms: float = 0.0
     """Which part of `queue_ms` passed while the server's own work held the place that it got."""
+    wait_mem_ms: float = 0.0
+    """Which part of `queue_ms` passed while memory kept it back."""
 
 
 @dataclass(frozen=True, slots=True)

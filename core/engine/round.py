@@ -10,35 +10,38 @@ from typing import TypeVar
 
 import torch
 
-from tandem.core.engine.drafting import MAX_NODES
 from tandem.core.engine.generation import Generation, Phase
+from tandem.core.engine.placing import nodes_each
 from tandem.core.plugin import Block, Model
 
 log = logging.getLogger("tandem.engine")
 T = TypeVar("T")
 
 
-JOINT_ROWS = MAX_NODES + 1
-"""Rows that write in one pass, drafts included: as many as a lone generation may have."""
-
-
 @torch.inference_mode()
-def run_round(model: Model, generations: Seq[Generation], chunk: int | None = None) -> None:
+def run_round(
+    model: Model,
+    generations: Seq[Generation],
+    chunk: int | None = None,
+    before_pass: Callable[[], None] = lambda: None,
+) -> None:
     """One step for each generation, `chunk` tokens for one that reads its prompt (None = its own chunk).
 
-    Afterwards each has new events, and some may be done. Prefill chunks, plain steps and draft trees are all blocks
-    of rows, so they share the pass that reads the weights. A model that can't join blocks is passed them one at a
-    time. Those who write have an equal share of `JOINT_ROWS`, and a tree that is larger is cut to it.
+    Afterwards each has new events, and some may be done. Those of a token without drafts are there before the pass that
+    reads it, and `before_pass` may hand them out. Prefill chunks, plain steps and draft trees are all blocks of rows,
+    so they share the pass that reads the weights. A model that can't join blocks is passed them one at a time. Those
+    who write have an equal share of its rows (`nodes_each`), and a tree that is larger is cut to it.
     """
     work: list[tuple[Generation, Block]] = []
     rows = 0
     writing = sum(not generation.reading for generation in generations)
-    nodes = JOINT_ROWS // max(1, writing) - 1
+    nodes = nodes_each(writing)
     for generation in generations:
         block = _guarded(generation, partial(generation.next_block, rows, nodes, chunk))
         if block is not None:
             work.append((generation, block))
             rows += len(block.tokens)
+    before_pass()
     passes = [work] if model.caps.joint and work else [[one] for one in work]
     for joined in passes:
         start = time.perf_counter()

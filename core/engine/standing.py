@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,6 +40,11 @@ class Standing:
     def acts(self) -> int:
         """What was done so far."""
         return self._watch.acts
+
+    @property
+    def acted(self) -> bool:
+        """Something was done that changed the answer."""
+        return self._watch.acted
 
     # --------------------------------------------------------------------------------------------- the safe points
 
@@ -83,6 +88,15 @@ class Standing:
 
     # --------------------------------------------------------------------------------------------- what they want
 
+    def _remind(self, text: str) -> bool:
+        """Drop the calls and put `text` to the model as their result; False when there is no way or no room."""
+        tokens = self._hidden.result(text) if self._hidden is not None else None
+        if tokens is None or not self._has_room(len(tokens)):
+            return False
+        self._generation.answer.again()
+        self._generation.splices.append(Splice(tokens, hidden=True))
+        return True
+
     def _give_up(self, act: Act, point: SafePoint, event: LiveBlock | FinishEvent) -> None:
         self._watch.done(act, point, event)
         self._generation.give_up(act.post.task.name, act.action.text)
@@ -111,19 +125,18 @@ class Standing:
     def _check_calls(self, detail: str) -> bool:
         """SP3: every held call is looked at before any goes out. True when they do not."""
         generation = self._generation
-        items = generation.answer.held
+        items = generation.answer.at_gate
         if not items:
             return False
         final = detail != "eos" or generation.steering.constrained
         problem = {"stop_string": "cut_by_stop", "max_tokens": "cut_by_limit"}.get(detail, "unreadable")
-        verdict = self._watch.calls(call_events(items, self._watch.request.tools, final=final, problem=problem))
+        events = call_events(items, self._watch.request.tools, final=final, problem=problem)
+        if not generation.answer.holds:  # they have gone out, and can only be looked at
+            self._watch.look(events)
+            return False
+        verdict = self._watch.calls(events, self._remind)
         if verdict.again:
-            tokens = self._hidden.result(verdict.again) if self._hidden is not None else None
-            if tokens is not None and self._has_room(len(tokens)):
-                generation.answer.again()
-                generation.splices.append(Splice(tokens, hidden=True))
-                return True
-            verdict = replace(verdict, give_up=self._watch.roster.give_up)
+            return True
         if verdict.give_up is not None:
             generation.give_up(verdict.by, verdict.give_up)
             return True

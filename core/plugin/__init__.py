@@ -1,6 +1,16 @@
 """Everything that a plugin author imports. What is exported here is public and covered by `API_VERSION`."""
 
-from tandem.core.plugin.cache import Cache, CacheTier, Match, Moment, Store, common_prefix
+from tandem.core.plugin.cache import (
+    AnswerKey,
+    AnswerStore,
+    Cache,
+    CacheTier,
+    KeptAnswer,
+    Match,
+    Moment,
+    Store,
+    common_prefix,
+)
 from tandem.core.plugin.client import Client, ClientMatch
 from tandem.core.plugin.decision import Decider, DecisionModel, Narrator, Question, Stage, Turn
 from tandem.core.plugin.drafter import (
@@ -92,8 +102,10 @@ __all__ = [
     "AnswerEnd",
     "AnswerEvent",
     "AnswerFormat",
+    "AnswerKey",
     "AnswerParser",
     "AnswerReader",
+    "AnswerStore",
     "AskError",
     "Block",
     "BlockEvent",
@@ -122,6 +134,7 @@ __all__ = [
     "IdleEvent",
     "ImageRows",
     "JsonCall",
+    "KeptAnswer",
     "Kind",
     "Match",
     "Model",

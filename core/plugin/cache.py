@@ -1,4 +1,5 @@
-"""The cache contract: tiers that keep a sequence's state, and give it back to a prompt that starts the same way.
+"""The cache contract: tiers that keep a sequence's state, and give it back to a prompt that starts the same way; and
+stores that keep whole answers.
 
 A tier sees a prompt as a list of keys: a token's key is its id, and a row that shows a picture has a negative key made
 of the picture's content. Equal keys mean equal rows.
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence as Seq
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tandem.core.plugin.model import Model, Sequence
 from tandem.core.plugin.part import Options, Part
@@ -35,6 +36,8 @@ class Match:
     length: int
     handle: Any
     """What the tier needs to find it again; opaque to everyone else."""
+    copied: bool = False
+    """Said by a tier that gives sequences away (`adopt`): this one will be a copy, whose rows take new memory."""
 
 
 class Store(Protocol):
@@ -100,6 +103,80 @@ class CacheTier(Store, Protocol):
         return
 
 
+ENDED_BY_ITSELF = frozenset({"eos", "constraint"})
+"""How an answer ends that has nothing more to say: with the end token, or with a document that is whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerKey:
+    """All that decides which tokens greedy decoding draws, one after the other. Equal keys, equal tokens.
+
+    How many are drawn and where the text is cut is not in it: see `KeptAnswer.serves`.
+    """
+
+    prompt: bytes
+    """The prompt's token ids, 4 bytes each."""
+    asked: str
+    """Everything else, the content of pictures included."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds."""
+        return len(self.prompt) + len(self.asked)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAnswer:
+    """The tokens that were drawn for a key, from the first to the one with which that answer ended."""
+
+    tokens: Seq[int]
+    ended: str
+    """`eos`, `constraint`, `max_tokens` or `stop_string`."""
+    stop: tuple[str, ...] = ()
+    """The stop strings that were looked for."""
+
+    @property
+    def whole(self) -> bool:
+        """The model would write nothing more, whatever it is allowed."""
+        return self.ended in ENDED_BY_ITSELF
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds, the tokens packed."""
+        return 4 * len(self.tokens) + sum(map(len, self.stop))
+
+    def serves(self, max_tokens: int, stop: Seq[str] = ()) -> bool:
+        """Whether these tokens are all that a request with this limit and these stop strings needs.
+
+        A limit and a stop string end an answer and change no token of it. So the tokens suffice when the model itself
+        had nothing to add, when no more may be written, and when the stop string that ended them is looked for again:
+        then the text ends there at the latest.
+        """
+        stopped = self.ended == "stop_string" and set(self.stop) <= set(stop)
+        return self.whole or stopped or max_tokens <= len(self.tokens)
+
+
+@runtime_checkable
+class AnswerStore(Store, Protocol):
+    """Keeps whole answers, for requests that are the same. `build` of a `Cache` may return one instead of a tier.
+
+    `answer` may be called from any thread, and `stats` too; the rest comes from the engine's thread.
+    """
+
+    def answer(self, key: AnswerKey, max_tokens: int, stop: Seq[str]) -> KeptAnswer | None:
+        """What is kept of exactly this key, if it `serves` a request with this limit and these stop strings."""
+        ...
+
+    def keep(self, key: AnswerKey, answer: KeptAnswer) -> None:
+        """Such a request was answered. The answer takes the place of one with an equal key, unless that one is `whole`
+        and this one is not."""
+        ...
+
+    def close(self) -> None:
+        """As a tier's."""
+        ...
+
+
 def common_prefix(a: Seq[int], b: Seq[int]) -> int:
     """How many tokens `a` and `b` share from the start."""
     a, b = list(a), list(b)
@@ -114,6 +191,6 @@ def common_prefix(a: Seq[int], b: Seq[int]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Cache(Part):
-    """A cache tier: `build(options, model)` returns the working `CacheTier`."""
+    """A cache tier: `build(options, model)` returns the working `CacheTier`, or an `AnswerStore`."""
 
-    build: Callable[[Options, Model], CacheTier]
+    build: Callable[[Options, Model], CacheTier | AnswerStore]

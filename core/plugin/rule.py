@@ -83,6 +83,8 @@ class RequestEvent:
     """The client's own limit of reasoning tokens."""
     sampling_asked: bool = False
     """The client named temperature, top_p, top_k, min_p or seed."""
+    regenerated: bool = False
+    """A conversation that was answered is sent again, and another answer is drawn for it."""
     side: str | None = None
     """What kind of side request it is (`title`, `compaction`, ...); None = a turn."""
     session: str = ""
@@ -346,7 +348,8 @@ class Action:
     @classmethod
     def regenerate_call(cls, text: str, reason: str = "", fallback: str = "give_up", **detail: Any) -> Action:
         """Send none of the answer's calls, put `text` to the model as their result, hidden, and let it write them
-        again. `fallback` says what is done when that is not possible: `give_up`, or `release` the calls as they are."""
+        again. `fallback` says what is done when that is not possible: `give_up`, with the text `give_up` of the detail
+        when it has one, or `release` the calls as they are."""
         return cls(ActionKind.REGENERATE_CALL, text, reason, {**detail, "fallback": fallback})
 
     @classmethod

@@ -24,6 +24,9 @@ class Tool:
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """The JSON Schema of its arguments object; empty when the client sent none."""
+    annotations: Mapping[str, Any] = field(default_factory=dict)
+    """What the client says about its effects, in the words of the Model Context Protocol: `readOnlyHint`,
+    `destructiveHint`, ..."""
 
     @property
     def properties(self) -> Mapping[str, Any]:

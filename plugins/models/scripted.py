@@ -250,7 +250,7 @@ def spoken(text: str) -> Script:
     return Script.of([Entry(word.encode()) for word in re.findall(r"\S+\s*|\s+", text)])
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class ScriptedSequence:
     """The tokens so far. The answer starts where the first logits were asked for."""
 

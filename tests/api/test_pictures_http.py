@@ -369,3 +369,19 @@ def test_a_bad_picture_is_named_in_the_doors_own_words(seeing: Box, path: str, b
     answer = seeing.post(path, body)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith(where)
+
+
+def test_the_head_of_a_conversation_counts_every_row_of_its_picture(seeing: Box) -> None:
+    asked: list[Any] = []
+    submit = seeing.engine.submit
+    seeing.engine.submit = lambda ask, sink: (asked.append(ask), submit(ask, sink))[1]  # type: ignore[method-assign]
+    try:
+        first = user(RED, text("What is it?"))
+        seeing.chat([first, {"role": "assistant", "content": "Red."}, user(text("And this?"), RED)])
+        seeing.chat([first])
+    finally:
+        seeing.engine.submit = submit  # type: ignore[method-assign]
+    conversation, alone = asked
+    assert alone.head is None
+    assert 80 < conversation.head <= len(alone.prompt)
+    assert conversation.prompt[: conversation.head] == alone.prompt[: conversation.head]

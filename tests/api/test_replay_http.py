@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from tandem.api.ids import Ids
 from tandem.api.replay import Replays
-from tandem.core.engine.replay import Written
+from tandem.core.engine.replay import ReplayStore, Written
 from tandem.core.engine.request import Generate
 from tandem.core.engine.splice import Splicer
 from tandem.core.plugin import ModelBuilder, Options, hookimpl
@@ -19,6 +20,7 @@ from tandem.plugins.models.scripted import ASSISTANT, END, TOOL, USER, ByteToken
 from tandem.testing.box import Box
 
 CHAT = "/v1/chat/completions"
+MIB = 1 << 20
 TURNS_HEADER = "x-tandem-replayed-turns"
 SYSTEM = {"role": "system", "content": "You help. "}
 ENCODE = ByteTokenizer().encode
@@ -442,16 +444,9 @@ def test_another_system_prompt_is_another_conversation_for_a_text(box: Box) -> N
     assert session.replayed == 0
 
 
-class OneId:
-    """Numbers that are all the same."""
-
-    def getrandbits(self, bits: int) -> int:
-        return 7
-
-
 def test_two_sessions_with_one_call_id_find_their_own_turns(plain: Box) -> None:
     with box_with() as box:
-        box.app.state.service.ids = OneId()
+        box.app.state.service.ids = Ids(lambda count: bytes(count))  # all the same
         wrote = [f"thought {n}</think>\n\n" + xml("write", path="a", lines=1) for n in range(2)]
         sessions = [Session(box, [[text], ["</think>", "end"]], hermes, reasoning_format="hidden") for text in wrote]
         for session in sessions:
@@ -483,7 +478,7 @@ def test_a_call_id_of_another_session_with_other_arguments_is_no_replay(box: Box
 # -------------------------------------------------------------------------------------------- what is known, how long
 
 
-def test_after_a_restart_turns_are_read_as_they_are_sent(plain: Box) -> None:
+def test_without_a_disk_turns_are_read_as_they_are_sent_after_a_restart(plain: Box) -> None:
     with box_with() as first:
         session = Session(first, [[WROTE], ["</think>", "end"]], hermes)
         session.ask()
@@ -524,7 +519,7 @@ def test_with_replay_off_every_turn_is_read_as_it_is_sent(plain: Box) -> None:
     session.take()
     session.ask(session.result())
     assert session.replayed == 0
-    assert plain.app.state.service._replays.store.stats()["entries"] == 0
+    assert plain.app.state.service._replays.store.stats()["kept"] == 0
 
 
 @pytest.mark.parametrize("field", ["store", "cache_prompt"])
@@ -769,7 +764,7 @@ def splicer(box: Box) -> Splicer:
 def test_arguments_are_equal_in_any_spelling_and_only_then(
     splicer: Splicer, arguments: dict[str, Any], data: st.DataObject
 ) -> None:
-    replays = Replays(1, splicer, None, ByteTokenizer(), frozenset())
+    replays = Replays(ReplayStore(MIB), splicer, None, ByteTokenizer(), frozenset())
     replays.keep(replays.find([ASKED]).context, turn_with(arguments), Written.of([1]))
     keys = data.draw(st.permutations(sorted(arguments)))
     again = json.loads(json.dumps({key: arguments[key] for key in keys}))
@@ -799,6 +794,6 @@ def test_arguments_too_deep_to_compare_are_equal_to_nothing(splicer: Splicer) ->
     deep: Any = 1
     for _ in range(5000):
         deep = [deep]
-    replays = Replays(1, splicer, None, ByteTokenizer(), frozenset())
+    replays = Replays(ReplayStore(MIB), splicer, None, ByteTokenizer(), frozenset())
     replays.keep(replays.find([ASKED]).context, turn_with({"a": deep}), Written.of([1]))
     assert not replays.find([ASKED, turn_with({"a": deep}), ASKED]).turns

@@ -399,3 +399,67 @@ def test_several_choices_are_looked_at_one_by_one_and_never_acted_on() -> None:
         told = box.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "n": 2}).json()
         assert all("[No.]" not in choice["message"]["content"] for choice in told["choices"])
         assert [(entry["action"], entry["done"]) for entry in box.events] == [("give_up", False)] * 2
+
+
+# ------------------------------------------------------------------------------------------------------- masking
+
+
+def test_a_secret_is_masked_in_the_answer_and_in_the_reasoning_and_calls_go_out_as_written() -> None:
+    with host(once(Action.mask({"sk-abc123": "sk-[redacted]"}, "m")), SP4) as box, Box(formats=["qwen_xml"]) as plain:
+        script = ["I see sk-a", "bc123, ", "and sk-abc1234.", "</think>\n\n", "Key: sk-abc", "123"]
+        for say in both(box):
+            told = say(script=script)
+            assert told.reasoning.strip() == "I see sk-[redacted], and sk-abc1234."
+            assert told.text == "Key: sk-[redacted]"
+        said = turns(["It is sk-abc123 ", call(x="sk-abc123")])
+        for say, raw in zip(both(box), both(plain), strict=True):
+            told, expected = say(said, tools=[TOOL]), raw(said, tools=[TOOL])
+            assert told.calls == expected.calls == [("run", {"x": "sk-abc123"})]
+            assert told.text == expected.text.replace("sk-abc123", "sk-[redacted]")
+        nothing = ["No key ", "here."]
+        assert box.stream(script=nothing).deltas == plain.stream(script=nothing).deltas
+
+
+def test_a_rule_in_shadow_looks_at_calls_that_streamed_and_at_blocks_that_are_none() -> None:
+    seen: list[tuple[str | None, str]] = []
+
+    def check(event: ToolCallEvent, task: Any, sup: Any) -> Action:
+        seen.append((event.name, event.problem))
+        return Action.regenerate_call("again", "bad")
+
+    said = turns(["Text. ", call(x="1"), "<tool_call>nonsense</tool_call>"])
+    with host(check, SP3, "shadow") as box, Box(formats=["qwen_xml"]) as plain:
+        told, expected = box.stream(said, tools=[TOOL]), plain.stream(said, tools=[TOOL])
+        assert (told.deltas, told.calls) == (expected.deltas, expected.calls)
+        assert [(entry["action"], entry["done"]) for entry in box.events] == [("regenerate_call", False)] * 2
+    assert seen == [("run", ""), (None, "unreadable")]
+
+
+def test_a_raw_request_reads_nothing_that_was_hidden_in_earlier_turns() -> None:
+    with host(lambda e, t, s: _both_points(e), (SP4, SP1)) as hidden, Box(formats=["qwen_xml"]) as plain:
+        first = [{"role": "user", "content": "first " + json.dumps({"script": THOUGHTS})}]
+        told = hidden.chat(first)
+        later = [*first, {"role": "assistant", "content": told.text}, {"role": "user", "content": "more"}]
+        raw, expected = hidden.chat(later, headers={"X-Tandem": "raw"}), plain.chat(later)
+        assert "hidden_tokens" not in raw.usage["prompt_tokens_details"]
+        assert raw.usage == expected.usage
+        on = hidden.chat(later).usage["prompt_tokens_details"]
+        assert on["hidden_tokens"] > len("\n\nBe brief.")
+
+
+def test_a_session_knows_whether_a_request_of_it_runs() -> None:
+    with host(once(None), SP1) as box:
+        sessions = box.engine.conductor.sessions
+        body = {"messages": [{"role": "user", "content": "hi"}], "session_id": "s1", "stream": True}
+        with box.streaming("/v1/chat/completions", {**body, "messages": [_long()]}) as (_, data):
+            next(data)
+            assert [state.running for state in sessions.all()] == [1]
+        box.chat("hi", session_id="s1")
+        box.engine.drain()
+        assert box.post("/v1/chat/completions", body).status_code == 503
+        states = sessions.all()
+        assert (sum(state.running for state in states), sum(state.turns for state in states)) == (0, 2)
+
+
+def _long() -> dict[str, Any]:
+    return {"role": "user", "content": json.dumps({"script": ["word ", {"sleep_ms": 20}] * 200})}

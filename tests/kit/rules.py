@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tandem.core.conductor.history import calls_of_turn, past_calls
-from tandem.core.plugin import Action, AskError, RequestEvent, Rule, Task, Tool, WrittenCall
+from tandem.core.plugin import Action, AskError, RequestEvent, Rule, Task, Tool, ToolCallEvent, WrittenCall
 
 
 def request(
@@ -40,6 +41,23 @@ def call(
     asked = {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
     told: list[dict[str, Any]] = [{"role": "assistant", "content": "", "tool_calls": [asked]}]
     return told if result is None else [*told, {"role": "tool", "tool_call_id": id, "content": result}]
+
+
+def written(
+    request: RequestEvent, *calls: tuple[str, Mapping[str, Any] | str], index: int = 0, **fields: Any
+) -> ToolCallEvent:
+    """The event of one call, the one at `index`, of an answer with `calls`: pairs of a name and its arguments, an
+    object or the text that the model wrote."""
+    told = [(name, args if isinstance(args, str) else json.dumps(args, ensure_ascii=False)) for name, args in calls]
+    name, text = told[index]
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    tool = next((tool for tool in request.tools if tool.name == name), None)
+    known: dict[str, Any] = {"arguments": value if isinstance(value, dict) else None, "tool": tool}
+    texts = tuple(WrittenCall(*one) for one in told)
+    return ToolCallEvent(name=name, written=text, index=index, calls=texts, **{**known, **fields})
 
 
 @dataclass

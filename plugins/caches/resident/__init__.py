@@ -11,7 +11,8 @@ Keeps the sequences of the last conversations, so that a next turn reads only wh
 
 When a generation ends, its sequence is not freed but kept with the tokens it has read. A prompt that starts the same
 way takes it over, cut back to where the two part, and nothing is copied. A prompt that shares only the beginning with a
-longer conversation, a system prompt say, gets a copy of that part, and the conversation stays.
+longer conversation, a system prompt say, gets a copy of that part, and the conversation stays. So does one that goes on
+with a conversation which another request uses right now.
 
 A sequence with a recurrent state can't be cut anywhere. For such a model the tier keeps anchors: the state at the lines
 of a grid while the prompt is read, and where it ends.

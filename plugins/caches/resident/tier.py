@@ -6,7 +6,6 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
 
 from tandem.core.plugin import Anchor, CacheTier, Match, Moment, Sequence, common_prefix
 
@@ -31,17 +30,37 @@ class Kept:
     def nbytes(self) -> int:
         return self.sequence.nbytes
 
-    def last_anchor(self, length: int) -> Anchor | None:
-        """The longest one that is not longer than `length`."""
-        place = bisect_right(self.anchors, length, key=lambda anchor: anchor.length)
-        return self.anchors[place - 1] if place else None
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A sequence in use, as far as the tier was shown it. It may have gone on since."""
+
+    sequence: Callable[[], Sequence | None]
+    """A weak reference: the tier holds nothing that its user has dropped."""
+    tokens: Seq[int]
+    """What it has committed, from the start; only its user adds to it."""
+    anchors: list[Anchor] = field(default_factory=list)
+
+    @property
+    def open(self) -> Sequence | None:
+        """The sequence, unless it was closed meanwhile."""
+        sequence = self.sequence()
+        return sequence if sequence is not None and sequence.length >= len(self.tokens) else None
+
+
+def last_anchor(anchors: Seq[Anchor], length: int) -> Anchor | None:
+    """The longest one that is not longer than `length`."""
+    place = bisect_right(anchors, length, key=lambda anchor: anchor.length)
+    return anchors[place - 1] if place else None
 
 
 class Resident(CacheTier):
     """See the contract `CacheTier`. `trim`: sequences can be cut anywhere, so no anchors are needed.
 
     The kept sequences are in the order of use, the oldest first. A sequence is either kept here or in use by the
-    engine, never both, so nothing that is given away can change under another generation.
+    engine, never both, so nothing that is given away can change under another generation. Of one in use the tier gives
+    copies of the rows that it was shown: whoever goes on with a conversation while somebody else does need not read it
+    again.
     """
 
     def __init__(self, budget: int, anchor_budget: int, conversations: int, anchor_every: int, trim: bool) -> None:
@@ -52,50 +71,60 @@ class Resident(CacheTier):
         self._every = anchor_every
         self._trim = trim
         self._kept: list[Kept] = []
-        self._running: dict[int, tuple[Any, list[Anchor]]] = {}
-        """The anchors of sequences in use: id -> (weak reference, anchors). An entry goes with its sequence."""
+        self._running: dict[int, Running] = {}
+        """The sequences in use, by their `id`. An entry goes with its sequence."""
         self._copies = self._evictions = 0
 
     # ------------------------------------------------------------------------------------------------ the contract
 
     def lookup(self, tokens: Seq[int]) -> Match | None:
         wanted = list(tokens)
-        best: tuple[int, Kept] | None = None
-        for kept in self._kept:
-            length = self._usable(kept, common_prefix(kept.tokens, wanted))
-            if length >= LEAST and (best is None or length >= best[0]):  # of equals the latest used
-                best = length, kept
-        return Match(*best) if best is not None else None
+        best: tuple[int, Kept | Running] | None = None
+        in_use = list(self._running.values())  # a list at once: a sequence that ends elsewhere takes its entry away
+        entries: list[Kept | Running] = [running for running in in_use if running.open is not None]
+        entries += self._kept
+        for entry in entries:  # of equals the latest used, and one that need not be copied first of all
+            length = self._usable(entry, common_prefix(entry.tokens, wanted))
+            if length >= LEAST and (best is None or length >= best[0]):
+                best = length, entry
+        if best is None:
+            return None
+        length, entry = best
+        return Match(length, entry, copied=isinstance(entry, Running) or self._is_a_fork(entry, length))
 
     def resume(self, match: Match, new_sequence: Callable[[], Sequence]) -> Sequence | None:
-        kept: Kept = match.handle
-        if kept not in self._kept:
+        entry: Kept | Running = match.handle
+        if isinstance(entry, Running):
+            source = entry.open
+            return None if source is None else self._copy(source, entry, match.length, new_sequence())
+        if entry not in self._kept:
             return None
-        anchor = None if match.length == len(kept.tokens) else kept.last_anchor(match.length)
-        if self._is_a_fork(kept, match.length):
-            self._copies += 1
-            self._use(kept)
-            sequence = new_sequence()
-            sequence.restore(kept.sequence.snapshot(anchor or Anchor(match.length, 0)))
-            return sequence
-        self._kept.remove(kept)
-        if match.length < len(kept.tokens):
-            kept.sequence.trim(match.length, anchor)
-        self._remember(kept.sequence, [known for known in kept.anchors if known.length <= match.length])
-        return kept.sequence
+        if self._is_a_fork(entry, match.length):
+            self._use(entry)
+            return self._copy(entry.sequence, entry, match.length, new_sequence())
+        self._kept.remove(entry)
+        if match.length < len(entry.tokens):
+            entry.sequence.trim(match.length, last_anchor(entry.anchors, match.length))
+        anchors = [known for known in entry.anchors if known.length <= match.length]
+        self._show(entry.sequence, entry.tokens[: match.length], anchors)
+        return entry.sequence
 
     def offer(self, moment: Moment, tokens: Seq[int], sequence: Sequence) -> None:
-        """Take an anchor, where the model needs them."""
-        if self._trim or moment is Moment.GENERATION_END or self._anchor_budget == 0:
+        """Remember what the sequence holds, and take an anchor where the model needs them."""
+        if moment is Moment.GENERATION_END or moment is Moment.CLOSING:
             return
-        anchors = self._anchors_of(sequence)
+        running = self._show(sequence, tokens)
+        if self._trim or self._anchor_budget == 0:
+            return
+        anchors = running.anchors
         last = anchors[-1].length if anchors else 0
         if len(tokens) > last and (moment is Moment.PROMPT_END or len(tokens) - last >= self._every):
             anchors.append(sequence.anchor())
             self._fit_anchors()
 
     def adopt(self, tokens: Seq[int], sequence: Sequence) -> bool:
-        anchors = self._forget(sequence)
+        known = self._running.pop(id(sequence), None)
+        anchors = known.anchors if known is not None else []
         if len(tokens) < LEAST or sequence.nbytes > self._budget:
             return False
         new = Kept(list(tokens), sequence, [anchor for anchor in anchors if anchor.length < len(tokens)])
@@ -134,8 +163,7 @@ class Resident(CacheTier):
     def clear(self) -> None:
         for kept in list(self._kept):
             self._drop(kept)
-        for _, anchors in self._running.values():
-            anchors.clear()
+        self._running.clear()
 
     def check(self) -> list[str]:
         problems = []
@@ -154,12 +182,21 @@ class Resident(CacheTier):
 
     # ------------------------------------------------------------------------------------------------ its sequences
 
-    def _usable(self, kept: Kept, shared: int) -> int:
+    def _usable(self, entry: Kept | Running, shared: int) -> int:
         """How many of the shared tokens the sequence can be cut back to."""
-        if self._trim or shared == len(kept.tokens):
+        if self._trim or (shared == len(entry.tokens) and isinstance(entry, Kept)):
             return shared
-        anchor = kept.last_anchor(shared)
+        anchor = last_anchor(entry.anchors, shared)
         return anchor.length if anchor is not None else 0
+
+    def _copy(self, source: Sequence, entry: Kept | Running, length: int, empty: Sequence) -> Sequence:
+        """`empty` with a copy of the source's first `length` rows."""
+        self._copies += 1
+        whole = isinstance(entry, Kept) and length == len(entry.tokens)
+        anchor = None if whole else last_anchor(entry.anchors, length)
+        empty.restore(source.snapshot(anchor if anchor is not None or whole else Anchor(length, 0)))
+        self._show(empty, entry.tokens[:length])
+        return empty
 
     def _is_a_fork(self, kept: Kept, length: int) -> bool:
         """Most of the conversation lies behind the shared part, so somebody may still go on with it."""
@@ -185,27 +222,31 @@ class Resident(CacheTier):
 
     # -------------------------------------------------------------------------------------------------- its anchors
 
-    def _anchors_of(self, sequence: Sequence) -> list[Anchor]:
-        """Those of a sequence in use."""
-        known = self._running.get(id(sequence))
-        return known[1] if known is not None else self._remember(sequence, [])
-
-    def _remember(self, sequence: Sequence, anchors: list[Anchor]) -> list[Anchor]:
-        if not self._trim:
-            key = id(sequence)
-            gone = weakref.ref(sequence, lambda _: self._running.pop(key, None))
-            self._running[key] = gone, anchors
-        return anchors
-
-    def _forget(self, sequence: Sequence) -> list[Anchor]:
-        return self._running.pop(id(sequence), (None, []))[1]
+    def _show(self, sequence: Sequence, tokens: Seq[int], anchors: Seq[Anchor] = ()) -> Running:
+        """A sequence in use has committed these tokens."""
+        key = id(sequence)
+        known = self._running.get(key)
+        if known is None:
+            known = Running(_reference(sequence, lambda: self._running.pop(key, None)), tokens, list(anchors))
+            if known.sequence() is not None:
+                self._running[key] = known
+        known.tokens = tokens
+        return known
 
     def _fit_anchors(self) -> None:
         """Give anchors up while they pass their budget: the oldest conversation's first, each one's first ones first,
         and nobody's newest before all others are gone."""
-        lists = [kept.anchors for kept in self._kept] + [anchors for _, anchors in self._running.values()]
+        lists = [kept.anchors for kept in self._kept] + [entry.anchors for entry in list(self._running.values())]
         held = sum(anchor.nbytes for anchors in lists for anchor in anchors)
         for spared in (NEWEST, 0):
             for anchors in lists:
                 while held > self._anchor_budget and len(anchors) > spared:
                     held -= anchors.pop(0).nbytes
+
+
+def _reference(sequence: Sequence, gone: Callable[[], object]) -> Callable[[], Sequence | None]:
+    """A weak reference that tells when the sequence is gone. One whose class allows none is never known."""
+    try:
+        return weakref.ref(sequence, lambda _: gone())
+    except TypeError:
+        return lambda: None

@@ -51,6 +51,18 @@ class Room:
         return rows if len(names) > 1 else [row[0] for row in rows]
 
 
+class Told(list[str]):
+    """What was put to the model; `room` False: nothing can be."""
+
+    def __init__(self, room: bool = True) -> None:
+        super().__init__()
+        self.room = room
+
+    def __call__(self, text: str) -> bool:
+        self.append(text)
+        return self.room
+
+
 def call_event(**fields: Any) -> ToolCallEvent:
     return ToolCallEvent(
         **{"name": "f", "arguments": {}, "written": "{}", "index": 0, "calls": (), "tool": None, **fields}
@@ -316,8 +328,8 @@ def test_outcomes_are_asked_for_before_the_plan_and_never_done() -> None:
 
 def test_calls_go_out_when_nobody_objects() -> None:
     room = Room(rule("r", None, at=SP3))
-    verdict = room.begin().calls([call_event()])
-    assert (verdict.again, verdict.give_up, verdict.repairs) == ("", None, {})
+    verdict = room.begin().calls([call_event()], Told())
+    assert (verdict.again, verdict.give_up, verdict.repairs) == (False, None, {})
     assert room.journal.entries() == []
 
 
@@ -326,32 +338,49 @@ def test_one_bad_call_sends_all_of_them_back_with_every_reminder_once() -> None:
         rule("a", Action.regenerate_call("do b first", "x"), at=SP3),
         rule("c", Action.regenerate_call("no", "y"), at=SP3),
     )
-    verdict = room.begin().calls([call_event(), call_event(index=1)])
-    assert verdict.again == "do b first\n\nno"
+    told = Told()
+    verdict = room.begin().calls([call_event(), call_event(index=1)], told)
+    assert verdict.again
+    assert told == ["do b first\n\nno"]
 
 
 def test_a_repair_is_for_its_call_alone() -> None:
     def fix(event: ToolCallEvent, task: Any, sup: Any) -> Action | None:
         return Action.repair_call({"x": 1}, "fixed") if event.index == 1 else None
 
-    verdict = Room(rule("r", fix, at=SP3)).begin().calls([call_event(), call_event(index=1)])
+    verdict = Room(rule("r", fix, at=SP3)).begin().calls([call_event(), call_event(index=1)], Told())
     assert verdict.repairs == {1: {"x": 1}}
 
 
 @pytest.mark.parametrize(("fallback", "given_up"), [("give_up", True), ("release", False)])
 def test_what_can_not_be_written_again_is_given_up_or_released(fallback: str, given_up: bool) -> None:
     room = Room(rule("r", Action.regenerate_call("again", "bad", fallback=fallback), at=SP3))
-    verdict = room.begin().calls([call_event(final=True)])
-    assert verdict.again == ""
+    verdict = room.begin().calls([call_event(final=True)], Told())
+    assert not verdict.again
     assert (verdict.give_up is not None) == given_up
     assert f"{fallback}(ended)" in str(room.journal.entries()[0]["detail"])
+
+
+def test_without_room_for_a_reminder_the_calls_are_given_up_or_released() -> None:
+    for fallback in ("give_up", "release"):
+        room = Room(rule("r", Action.regenerate_call("again", "bad", fallback=fallback), at=SP3))
+        verdict = room.begin().calls([call_event()], Told(room=False))
+        assert (verdict.give_up is None) == (fallback == "release")
+        assert f"{fallback}(no room)" in str(room.journal.entries()[0]["detail"])
+
+
+def test_calls_that_went_out_are_looked_at_by_those_who_only_look() -> None:
+    bad = Action.regenerate_call("again", "bad")
+    room = Room((rule("a", bad, at=SP3), "shadow"), rule("b", bad, at=SP3))
+    room.begin().look([call_event()])
+    assert room.entries("rule", "action", "done") == [("a", "regenerate_call", False)]
 
 
 def test_the_same_reminder_twice_in_a_row_gives_up() -> None:
     room = Room(rule("r", Action.regenerate_call("again", "bad(1)"), at=SP3))
     watch = room.begin()
-    assert watch.calls([call_event()]).again == "again"
-    assert watch.calls([call_event()]).give_up is not None
+    assert watch.calls([call_event()], Told()).again
+    assert watch.calls([call_event()], Told()).give_up is not None
 
 
 def test_calls_are_held_only_for_a_task_that_acts_and_wants_it() -> None:

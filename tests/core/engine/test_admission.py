@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from tandem.core.engine import admission
-from tandem.core.engine.admission import PATIENCE, Admission, Job, Lane
+from tandem.core.engine import placing
+from tandem.core.engine.admission import Admission, Job
+from tandem.core.engine.placing import PATIENCE, Lane
 from tandem.core.engine.request import Calls, Generate, PlacedPicture, Rank, SharedPrompt, Thinking
 
 OFF = Lane("off")
@@ -74,7 +75,7 @@ def test_nobody_is_passed_more_often_than_the_stated_bound(asked: list[Any], dat
     def step() -> None:
         while (one := start(queue)) is not None:
             for other in queue.waiting:
-                same = one.lane is None or admission.fits_lane(other, queue.lane)
+                same = one.lane is None or placing.fits_lane(other, queue.lane)
                 if other.arrival < one.arrival and same:
                     overtaken[other] = overtaken.get(other, 0) + 1
         assert queue.taken <= queue.places

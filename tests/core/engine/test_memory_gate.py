@@ -31,8 +31,8 @@ from tandem.core.engine.memory import (
 )
 from tandem.core.engine.meter import Reading
 from tandem.core.engine.options import SERVER_OPTIONS
+from tandem.core.engine.placing import JOINT_ROWS
 from tandem.core.engine.request import Event, Failed, Finished, Generate, NoMemory, PlacedPicture, SharedPrompt
-from tandem.core.engine.round import JOINT_ROWS
 from tandem.core.kernel import StartError
 from tandem.core.plugin import CacheTier, Match
 from tandem.core.plugin.part import with_defaults
@@ -99,22 +99,30 @@ class Keeper(Tier):
     def __init__(self, machine: Machine, rows: int) -> None:
         super().__init__(machine, rows)
         self.rows = rows
+        self.copies = False
 
     def lookup(self, tokens: Seq[int]) -> Match | None:
-        return Match(min(self.rows, len(tokens)), None) if self.sizes else None
+        return Match(min(self.rows, len(tokens)), None, self.copies) if self.sizes else None
 
     def adopt(self, tokens: Seq[int], sequence: Any) -> bool:
         return False
 
 
 def gate(
-    machine: Machine, *tiers: Tier, ceiling: int = 10**9, peak: int = 10**9, floor: int = 0, loaded: int = 0
+    machine: Machine,
+    *tiers: Tier,
+    ceiling: int = 10**9,
+    peak: int = 10**9,
+    floor: int = 0,
+    parallel_floor: int = 0,
+    loaded: int = 0,
 ) -> MemoryGate:
     def fail(name: str, reason: str) -> None:
         raise AssertionError(f"{name}: {reason}")
 
     stack = CacheStack([(f"tier{place}", tier) for place, tier in enumerate(tiers)], fail)
-    return MemoryGate(Limits(ceiling, peak, floor), SIZES, machine, stack, clock=lambda: machine.now, loaded=loaded)
+    limits = Limits(ceiling, peak, floor, parallel_floor)
+    return MemoryGate(limits, SIZES, machine, stack, clock=lambda: machine.now, loaded=loaded)
 
 
 def asking(rows: int, max_tokens: int = 0, **more: Any) -> Generate:
@@ -226,12 +234,13 @@ def test_a_silent_models_logits_count_by_the_vocabulary() -> None:
 
 def limits(now: Reading, total: int | None = 64 * GIB, longest: int = GIB, **given: Any) -> Limits:
     options = {f"mem_{name}_gib": given.get(name, "auto") for name in ("ceiling", "peak", "floor")}
+    options["parallel_floor_gib"] = given.get("parallel", "auto")
     return Limits.of(options, now, total, longest)
 
 
 def test_auto_leaves_the_floor_free_and_the_longest_prompt_its_room() -> None:
     found = limits(Reading(held=2 * GIB, available=40 * GIB))
-    assert found == Limits(ceiling=37 * GIB, peak=38 * GIB, floor=4 * GIB)
+    assert found == Limits(ceiling=37 * GIB, peak=38 * GIB, floor=4 * GIB, parallel_floor=8 * GIB)
 
 
 def test_auto_never_asks_for_a_floor_that_a_full_machine_does_not_have() -> None:
@@ -353,6 +362,32 @@ def test_the_floor_holds_as_the_peak_does() -> None:
     verdict = guard.admit(asking(50), [])
     assert verdict.refusal is not None
     assert "server.mem_floor_gib" in verdict.refusal
+
+
+def test_a_request_beside_others_leaves_more_free_than_one_alone() -> None:
+    machine = Machine(left=300)
+    guard = gate(machine, floor=80, parallel_floor=200)
+    assert not guard.admit(asking(51), [begun(1, held=2)]).opens
+    assert "stay free (server.parallel_floor_gib)" in guard.why_waits
+    machine.now += RECHECK_S
+    assert guard.admit(asking(50), [begun(1, held=2)]).opens
+    assert guard.admit(asking(110), []).opens, "alone it may have all but the floor"
+
+
+def test_a_parallel_floor_below_the_floor_changes_nothing() -> None:
+    machine = Machine(left=300)
+    guard = gate(machine, floor=80, parallel_floor=0)
+    assert guard.admit(asking(110), [begun(1, held=2)]).opens
+    assert not guard.admit(asking(110), [begun(2, held=2)]).opens
+    assert "server.mem_floor_gib" in guard.why_waits
+
+
+def test_rows_that_a_tier_would_copy_are_not_given_away() -> None:
+    tier = Keeper(Machine(), 50)
+    stack = CacheStack([("keeper", tier)], lambda name, reason: None)
+    assert stack.kept([1] * 60) == 50
+    tier.copies = True
+    assert stack.kept([1] * 60) == 0
 
 
 def test_caches_are_brought_under_the_ceiling_even_where_the_request_fits() -> None:

@@ -167,3 +167,40 @@ def test_a_model_without_vision_takes_every_id_as_it_is() -> None:
     prompt = Prompt(model("{{ messages[0].content }}"))
     ids = prompt.chat(USER)
     assert prompt.placed(ids, ()) == (ids, ())
+
+
+# ------------------------------------------------------------------------------------------- the head of a conversation
+
+TURNS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}|{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def turns(*roles: str) -> list[dict[str, str]]:
+    return [{"role": role, "content": f"words of {role} number {place}"} for place, role in enumerate(roles)]
+
+
+def test_the_head_reaches_through_the_first_user_message() -> None:
+    prompt = Prompt(model(TURNS))
+    messages = turns("system", "user", "assistant", "user")
+    head = prompt.head(messages)
+    assert head == len("<system>words of system number 0|<user>words of user number 1|")
+    assert prompt.chat(messages)[:head] == prompt.chat(messages[:2], add_generation_prompt=False)
+
+
+def test_tools_and_switches_belong_to_the_head() -> None:
+    prompt = Prompt(model("{{ tools | tojson }}{{ mode }}" + TURNS))
+    messages, tools = turns("user", "assistant", "user"), [{"name": "ls"}]
+    head = prompt.head(messages, tools, mode="x")
+    assert head == len(prompt.chat(messages[:1], tools, mode="x", add_generation_prompt=False))
+
+
+@pytest.mark.parametrize("roles", [("user",), ("system", "user"), ("system",), ("assistant", "user"), ()])
+def test_who_begins_a_conversation_has_no_head(roles: tuple[str, ...]) -> None:
+    assert Prompt(model(TURNS)).head(turns(*roles)) is None
+
+
+def test_a_template_that_shows_no_beginning_alone_tells_no_head() -> None:
+    prompt = Prompt(model("{% if messages | length < 3 %}{{ raise_exception('too few') }}{% endif %}" + TURNS))
+    assert prompt.head(turns("user", "assistant", "user")) is None

@@ -51,7 +51,7 @@ def test_a_later_turn_with_the_same_exact_key_takes_the_place_of_the_first() -> 
     assert found is not None
     assert list(found.tokens) == [2]
     assert store.find(b"elsewhere", b"first's calls") is None
-    assert store.stats()["entries"] == 1
+    assert store.stats()["kept"] == 1
 
 
 def test_two_turns_with_one_loose_key_are_found_in_their_own_conversations_only() -> None:
@@ -81,7 +81,7 @@ def test_clear_forgets_everything() -> None:
     store.put(turn(1), b"a", b"b")
     store.clear()
     assert store.find(b"a", b"b") is None
-    assert store.stats()["bytes"] == store.stats()["entries"] == 0
+    assert store.stats()["bytes"] == store.stats()["kept"] == 0
     assert store.check() == []
 
 

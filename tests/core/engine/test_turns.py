@@ -13,8 +13,9 @@ from toy import RandomDrafter, ToyModel, drafts
 
 from tandem.core.engine.drafting import FixedCut
 from tandem.core.engine.generation import Generation, Phase
+from tandem.core.engine.placing import JOINT_ROWS
 from tandem.core.engine.request import Generate, Sampling
-from tandem.core.engine.round import JOINT_ROWS, run_round
+from tandem.core.engine.round import run_round
 from tandem.core.engine.turns import FIRST_ROWS, LEAST_ROWS, RETRY, Turn, Turns
 from tandem.core.plugin import Block
 

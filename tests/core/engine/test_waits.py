@@ -66,9 +66,27 @@ def test_a_request_that_outlives_all_of_its_kind_is_judged_by_the_time_it_holds_
 
 
 def test_waiters_take_the_places_in_the_order_in_which_they_become_free() -> None:
-    waits = known(*[100] * 6)  # each holds its place for 10 s
+    waits = known(*[100] * 6)  # each holds its place for 10 s, and all write as much
     two = [change(written=50), change(written=90)]  # 5 s and 1 s to go
     assert [waits.estimate(two, ahead) for ahead in range(4)] == pytest.approx([1.0, 5.0, 11.0, 15.0])
+
+
+def test_caution_is_not_added_up_where_others_wait_before() -> None:
+    waits = known(10, 10, 40, 60, 80, 100)
+    # of 40, 60, 80, 100 the 60th percentile is 76: 56 tokens to go; each before held its place for 5 s at the median
+    assert waits.estimate([PLAIN], 2) == pytest.approx(5.6 + 2 * 5.0)
+
+
+def test_own_work_is_told_by_how_long_it_took_to_give_way() -> None:
+    waits = known(*[100] * 6)
+    for seconds in (0.1, 0.2, 0.3, 0.4):
+        waits.gave_way(seconds)
+    assert waits.estimate([], 0, own=1) is None, "four are too few"
+    waits.gave_way(2.0)
+    assert waits.estimate([], 0, own=1) == pytest.approx(0.3)
+    assert waits.estimate([], 0, own=1, waited_s=0.35) == pytest.approx((0.05 + 1.65) / 2), "longer ones alone"
+    assert waits.estimate([], 0, own=1, waited_s=3.0) is None
+    assert waits.estimate([PLAIN], 1, own=1) == pytest.approx(8.0), "the one ahead takes own work's place"
 
 
 @given(st.lists(st.integers(1, 2000), min_size=5, max_size=40), st.integers(0, 3), st.integers(0, 2000))

@@ -179,9 +179,83 @@ def test_a_conversation_is_in_one_pair_of_hands_only() -> None:
     run(resident, WORDS[:50], [900])
     match = resident.lookup([*WORDS[:50], 900])
     assert match is not None
-    assert resident.resume(match, lambda: Text(False)) is not None  # type: ignore[arg-type, return-value]
-    assert resident.lookup([*WORDS[:50], 900]) is None
+    first = resident.resume(match, lambda: Text(False))  # type: ignore[arg-type, return-value]
+    assert first is not None
     assert resident.resume(match, lambda: Text(False)) is None  # type: ignore[arg-type, return-value]
+    again = resident.lookup([*WORDS[:50], 900])
+    assert again is not None
+    assert again.copied
+    assert resident.resume(again, lambda: Text(False)) is not first  # type: ignore[arg-type, return-value]
+
+
+def begin(resident: Resident, prompt: list[int], read: int, chunk: int = 8) -> Any:
+    """A generation that has read so much of its prompt, and goes on."""
+    match = resident.lookup(prompt[:-1])
+    empty = Text(not resident._trim)
+    text: Any = resident.resume(match, lambda: empty) if match else empty  # type: ignore[arg-type, return-value]
+    while text.length < read:
+        end = min(text.length - text.length % chunk + chunk, read)
+        text.tokens.extend(prompt[text.length : end])
+        resident.offer(Moment.PROMPT_END if end == len(prompt) else Moment.GRID, prompt[:end], text)
+    return text
+
+
+@pytest.mark.parametrize(("trim", "found"), [(True, 101), (False, 100)])
+def test_who_goes_on_with_a_conversation_while_another_does_gets_a_copy(trim: bool, found: int) -> None:
+    resident = tier(trim)
+    run(resident, WORDS[:100], [900])
+    first = begin(resident, [*WORDS[:100], 900, *range(50, 60)], 111)
+    match = resident.lookup([*WORDS[:100], 900, 7, 8])
+    assert match is not None
+    assert (match.length, match.copied) == (found, True)
+    second: Any = resident.resume(match, lambda: Text(not trim))  # type: ignore[arg-type, return-value]
+    assert second.tokens == [*WORDS[:100], 900][:found]
+    assert first.tokens == [*WORDS[:100], 900, *range(50, 60)]
+    assert resident.lookup([*WORDS[:100], 900, 7, 8]) is not None, "there is a third copy for who comes next"
+
+
+def test_what_a_running_one_was_not_shown_to_have_read_is_not_promised() -> None:
+    resident = tier()
+    first = begin(resident, WORDS[:100], 64)
+    first.tokens.extend(WORDS[64:70])  # in the middle of a chunk
+    match = resident.lookup(WORDS[:100])
+    assert match is not None
+    assert match.length == 64
+
+
+def test_a_running_one_that_broke_gives_nothing() -> None:
+    resident = tier()
+    first = begin(resident, WORDS[:100], 64)
+    match = resident.lookup(WORDS[:100])
+    assert match is not None
+    first.tokens.clear()
+    first.close()
+    assert resident.lookup(WORDS[:100]) is None
+    assert resident.resume(match, lambda: Text(False)) is None  # type: ignore[arg-type, return-value]
+
+
+def test_a_sequence_that_cannot_be_watched_is_kept_when_it_is_over() -> None:
+    class Bare:
+        __slots__ = ("length", "nbytes")
+
+    resident = tier()
+    bare: Any = Bare()
+    bare.length, bare.nbytes = 20, 200
+    resident.offer(Moment.PROMPT_END, WORDS[:20], bare)
+    assert resident.lookup(WORDS[:30]) is None
+    assert resident.adopt(WORDS[:20], bare)
+    match = resident.lookup(WORDS[:30])
+    assert match is not None
+    assert resident.resume(match, lambda: bare) is bare
+
+
+def test_a_match_says_whether_rows_are_given_away() -> None:
+    resident = tier()
+    run(resident, WORDS[:200], [900])
+    whole, fork = resident.lookup([*WORDS[:200], 900]), resident.lookup(WORDS[:60])
+    assert whole is not None
+    assert fork is not None
+    assert (whole.copied, fork.copied) == (False, True)
 
 
 @settings(max_examples=150)

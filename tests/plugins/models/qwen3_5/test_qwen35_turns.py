@@ -42,3 +42,23 @@ def test_turns_through_the_resident_tier_are_those_of_a_cold_start(folder: Path,
     assert read[1] > 90
     assert 0 < read[2] <= 70  # back at an anchor within the shared beginning
     assert read[3] > 90
+
+
+@pytest.mark.parametrize("mtp", ["off", "on"])
+def test_who_goes_on_with_a_conversation_in_use_writes_what_a_cold_start_writes(folder: Path, mtp: str) -> None:
+    model = load(folder, mtp=mtp)
+    tier = Resident(budget=2**30, anchor_budget=2**26, conversations=4, anchor_every=16, trim=model.caps.trim)
+    faults: list[str] = []
+    caches = CacheStack([("resident", tier)], lambda name, reason: faults.append(reason))
+    common = text(90)
+    prompts = [[*common, *text(20, 1)], [*common, *text(20, 2)]]
+    first = Generation(Generate(prompts[0], 12), model, prefill_chunk=40, caches=caches)
+    while first.phase is Phase.PREFILL:
+        run_round(model, [first])
+    second = Generation(Generate(prompts[1], 12), model, prefill_chunk=40, caches=caches)
+    assert second.stats.cached_tokens == 80, "the last line of the grid within what both share"
+    while any(one.phase is not Phase.DONE for one in (first, second)):
+        run_round(model, [one for one in (first, second) if one.phase is not Phase.DONE])
+    assert [first.output, second.output] == [answer(model, prompt, None).output for prompt in prompts]
+    assert faults == []
+    assert tier.check() == []
