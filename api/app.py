@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tandem.api import probes
 from tandem.api.auth import Access, Gate, Guard, read_gate
 from tandem.api.caches import CacheRoutes
+from tandem.api.conductor import DocumentRoutes
 from tandem.api.control import ControlRoute
 from tandem.api.errors import ApiError, broken, on_api_error, on_http_exception
 from tandem.api.generate import CHAT, COMPLETIONS, GenerateRoute
@@ -62,10 +63,24 @@ def own_routes(service: Service, gate: Gate) -> list[OwnRoute]:
         OwnRoute("/v1/conductor/watch", monitor.watch, "conductor", Access.ADMIN),
         OwnRoute("/v1/conductor/sessions/{key}/export", monitor.export, "conductor", Access.ADMIN),
         OwnRoute("/v1/conductor/sessions/{key}", monitor.session, "conductor", Access.ADMIN),
+        *_document_routes(DocumentRoutes(service)),
         # Everybody may know whether it is well; the rest of the body asks for more.
         OwnRoute("/health", info.health, "health", Access.OPEN),
         OwnRoute("/metrics", info.metrics, "metrics", Access.METRICS),
         OwnRoute("/openapi.json", openapi, "openapi", Access.OPEN),
+    ]
+
+
+def _document_routes(documents: DocumentRoutes) -> list[OwnRoute]:
+    """What the conductor goes by. Changing it asks for the token as a header: it says what rules may do."""
+    one = "/v1/conductor/documents/{name}"
+    return [
+        OwnRoute("/v1/conductor/config", documents.config, "conductor", Access.ADMIN),
+        OwnRoute(one, documents.read, "conductor", Access.ADMIN),
+        OwnRoute(one, documents.put, "conductor", Access.BEARER, ("PUT",)),
+        OwnRoute(f"{one}/versions", documents.versions, "conductor", Access.ADMIN),
+        OwnRoute(f"{one}/schema", documents.schema, "conductor", Access.ADMIN),
+        OwnRoute(f"{one}/restore", documents.restore, "conductor", Access.BEARER, ("POST",)),
     ]
 
 

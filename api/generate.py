@@ -26,7 +26,7 @@ from tandem.api.request import ChatRequest, GenerationRequest
 from tandem.api.service import Service
 from tandem.api.stream import AnswerStream
 from tandem.api.usage import metrics, timings, usage
-from tandem.api.watching import MODE_HEADER
+from tandem.api.watching import MODE_HEADER, PROFILE_HEADER
 from tandem.api.work import Work, chat_work, completion_work
 from tandem.core.engine.request import Generate, Refused
 from tandem.core.plugin import ClientMatch, Tokenizer
@@ -191,8 +191,10 @@ def _left_out(ask: GenerationRequest) -> dict[str, str]:
 
 
 def _mode(work: Work) -> dict[str, str]:
-    """The header that says in which mode rules watched the answer."""
-    return {MODE_HEADER: work.watch.shown_mode} if work.watch is not None else {}
+    """The headers that say in which mode rules watched the answer, and under which profile."""
+    if work.watch is None:
+        return {}
+    return {MODE_HEADER: work.watch.shown_mode, PROFILE_HEADER: work.watch.request.profile}
 
 
 def _replayed(work: Work) -> dict[str, str]:

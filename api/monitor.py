@@ -66,7 +66,7 @@ class MonitorRoutes:
         key, entries, _ = await self._timeline(request)
         if form == "json":
             return _json({"object": "conductor.session", "session": key, "data": entries})
-        return PlainTextResponse(page(key, entries), media_type="text/markdown")
+        return PlainTextResponse(page(key, entries))
 
     async def _timeline(self, request: Request) -> tuple[str, list[dict[str, Any]], SessionState | None]:
         key = request.path_params["key"]

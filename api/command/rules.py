@@ -14,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem.api.command.manifests import CommandFailed, reported, set_option
+from tandem.core.conductor.config import manifest_policy
+from tandem.core.conductor.policy import PolicyTask, known_rules, read_policy
 from tandem.core.conductor.roster import Caps
 from tandem.core.engine.options import SECTIONS
 from tandem.core.engine.rehearsal import Finding, Rehearsal, TranscriptError, read_turns
@@ -78,16 +80,15 @@ def _row(registry: Registry, name: str, mode: str) -> dict[str, Any]:
 @click.option("--block", type=click.IntRange(1, 64), default=4, show_default=True, help="Tokens that come at once.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def replay_command(name: str, file: Path, manifest: str | None, overrides: Seq[str], block: int, as_json: bool) -> None:
-    """Say what RULE would have done in the conversation of FILE.
+    """Say what RULE, or a task of the manifest's policy, would have done in the conversation of FILE.
 
     FILE is JSON, or JSON lines: requests as a client sends them (each with its `messages`), or the messages of one
     conversation. Nothing is generated: the recorded answers go past the rule block by block. For an export of the
     journal, the decisions that it has of the rule are listed instead.
     """
     registry = Registry()
-    if name not in registry.names("rules"):
-        near = nearest(name, registry.names("rules"))
-        raise CommandFailed(f"no rule is called `{name}`" + (f" (did you mean `{near}`?)" if near else ""), 2)
+    with reported():
+        rule_name, own = _task(name, manifest, registry)
     values = _values(file)
     journal = _journal(values)
     try:
@@ -98,11 +99,12 @@ def replay_command(name: str, file: Path, manifest: str | None, overrides: Seq[s
     except TranscriptError as error:
         raise CommandFailed(f"{file}: {error}", 2) from None
     with reported():
-        whole = _manifest(manifest, (f"rules.{name}={{}}", "model=off", *overrides), registry)
-    rule = registry.load("rules", name)
+        whole = _manifest(manifest, (f"rules.{rule_name}={{}}", "model=off", *overrides), registry)
+    rule = registry.load("rules", rule_name)
     if not isinstance(rule, Rule):
-        raise CommandFailed(f"rules.{name} can't be loaded: {registry.record('rules', name).reason}", 1)
-    options = whole.enabled("rules")[name]
+        reason = registry.record("rules", rule_name).reason
+        raise CommandFailed(f"rules.{rule_name} can't be loaded: {reason}", 1)
+    options = {**whole.enabled("rules")[rule_name], **own}
     params = {key: value for key, value in options.items() if key != "mode"}
     section = whole.section("conductor")
     caps = Caps(section["acts_per_request"], section["acts_per_session_hour"])
@@ -116,6 +118,21 @@ def replay_command(name: str, file: Path, manifest: str | None, overrides: Seq[s
         click.echo(f"{len(turns)} requests with {answers} answers were replayed; tokens are estimated.", err=True)
     if rehearsal.is_off:
         click.echo(f"{name} failed so often that a server would have switched it off.", err=True)
+
+
+def _task(name: str, manifest: str | None, registry: Registry) -> tuple[str, Mapping[str, Any]]:
+    """The rule behind a rule's or a task's name, and the options that the task has of its own. Raises ManifestError."""
+    installed = registry.names("rules")
+    tasks: dict[str, PolicyTask] = {}
+    if manifest is not None:
+        tree = manifest_policy(_manifest(manifest, ("model=off",), registry))
+        tasks = {task.name: task for task in read_policy(tree, known_rules(registry)).tasks}
+    if name in tasks:
+        return tasks[name].rule, tasks[name].options
+    if name in installed:
+        return name, {}
+    near = nearest(name, [*installed, *tasks])
+    raise CommandFailed(f"no rule or task is called `{name}`" + (f" (did you mean `{near}`?)" if near else ""), 2)
 
 
 def _manifest(source: str | None, overrides: Seq[str], registry: Registry) -> Manifest:

@@ -90,6 +90,7 @@ class Engine:
         """Build the parts that work with the model, and begin to serve. Raises StartError when a required one fails."""
         self._thread = self._thread or ModelThread()
         self._thread.run(self._prepare)
+        self.conductor.start()
         self._thread.post(self._run)
 
     def _prepare(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import jsonschema
 import pytest
 
 from tandem.core.engine.ledger import read
@@ -92,11 +93,22 @@ def test_a_session_has_a_timeline_a_page_and_a_place_in_the_watch(tmp_path: Path
         assert told["data"] == events(box, session=state["session"])[::-1]
         assert told["now"]["session"] == state["session"]
         page = box.get(f"{place}/export?format=md")
-        assert page.headers["content-type"].startswith("text/markdown")
+        assert page.headers["content-type"].startswith("text/plain")
         for words in (NOTE, "Enough.", "long(1)", "note(1)", "The model read 2 texts", "before the prompt was read"):
             assert words in page.text
         assert SECRET not in page.text
         assert box.get(f"{place}/export?format=json").json()["data"] == told["data"]
+
+
+@pytest.mark.parametrize(("path", "schema"), [("events", "Decisions"), ("watch", "Sessions"), ("", "Timeline")])
+def test_what_is_told_is_as_the_openapi_document_says(path: str, schema: str, tmp_path: Path) -> None:
+    with host(tmp_path) as box:
+        box.chat(SECRET, script=["<think>", SECRET, "</think>\n\n", "Yes."])
+        [state] = box.get("/v1/conductor/watch").json()["data"]
+        told = box.get(f"/v1/conductor/{path or 'sessions/' + quote(state['session'], safe='')}").json()
+        assert told["data"]
+        components = box.get("/openapi.json").json()["components"]
+        jsonschema.validate(told, {"$ref": f"#/components/schemas/{schema}", "components": components})
 
 
 def test_what_shadow_only_thought_of_is_no_hidden_text(tmp_path: Path) -> None:

@@ -113,6 +113,19 @@ def test_an_unknown_rule_or_option_is_told_with_the_nearest(loop: Path) -> None:
     assert "copies" in wrong.output
 
 
+def test_a_task_of_the_policy_is_its_rule_with_its_own_options(tmp_path: Path, loop: Path) -> None:
+    (tmp_path / "p.yaml").write_text(
+        "policy: 1\ntasks: {A9: {rule: argloop, mode: shadow, tokens: 100000, long_tokens: 100000}}\n"
+    )
+    manifest = tmp_path / "m.yaml"
+    manifest.write_text("tandem: 1\nrules: {argloop: on}\nconductor: {policy: p.yaml}\n")
+    assert [f["point"] for f in findings("A9", loop, "--manifest", manifest)] == ["sp4", "sp4"]
+    assert findings("argloop", loop, "--manifest", manifest) == findings("argloop", loop)
+    unknown = run("replay", "A8", loop, "--manifest", manifest)
+    assert unknown.exit_code == 2
+    assert "did you mean `A9`?" in unknown.output
+
+
 def test_an_export_of_the_journal_lists_what_it_has_of_the_rule(tmp_path: Path) -> None:
     with Box(rules={"argloop": {}}, formats=["qwen_xml"], conductor={"journal": None}) as box:
         tool = {"type": "function", "function": {"name": "write", "parameters": {"type": "object"}}}
