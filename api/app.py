@@ -23,6 +23,7 @@ from tandem.api.generate import CHAT, COMPLETIONS, GenerateRoute
 from tandem.api.host import ServedHost
 from tandem.api.info import InfoRoutes
 from tandem.api.metrics import Metrics
+from tandem.api.monitor import MonitorRoutes
 from tandem.api.openapi import document, openapi
 from tandem.api.routes import plugin_routes
 from tandem.api.service import Service
@@ -47,7 +48,7 @@ class OwnRoute:
 
 def own_routes(service: Service, gate: Gate) -> list[OwnRoute]:
     """Every route that is there without a plugin."""
-    info, caches = InfoRoutes(service, gate), CacheRoutes(service)
+    info, caches, monitor = InfoRoutes(service, gate), CacheRoutes(service), MonitorRoutes(service)
     chat, completions = GenerateRoute(service, CHAT), GenerateRoute(service, COMPLETIONS)
     return [
         OwnRoute("/v1/chat/completions", chat.handle, "chat", Access.OPEN, ("POST",)),
@@ -58,6 +59,10 @@ def own_routes(service: Service, gate: Gate) -> list[OwnRoute]:
         OwnRoute("/v1/plugins", info.plugins, "plugins", Access.ADMIN),
         OwnRoute("/v1/cache/stats", caches.stats, "cache", Access.ADMIN),
         OwnRoute("/v1/cache/clear", caches.clear, "cache", Access.BEARER, ("POST",)),
+        OwnRoute("/v1/conductor/events", monitor.events, "conductor", Access.ADMIN),
+        OwnRoute("/v1/conductor/watch", monitor.watch, "conductor", Access.ADMIN),
+        OwnRoute("/v1/conductor/sessions/{key}/export", monitor.export, "conductor", Access.ADMIN),
+        OwnRoute("/v1/conductor/sessions/{key}", monitor.session, "conductor", Access.ADMIN),
         *_document_routes(DocumentRoutes(service)),
         # Everybody may know whether it is well; the rest of the body asks for more.
         OwnRoute("/health", info.health, "health", Access.OPEN),

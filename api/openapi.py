@@ -105,6 +105,16 @@ ROUTES: Mapping[str, About] = {
         (400, 401, 404, 409, 413, 503),
         "RestoreRequest",
     ),
+    "/v1/conductor/events": About(
+        "What rules decided, newest first: `limit`, `since`, `task`, `session`, `action`.", "Decisions", (400, 401)
+    ),
+    "/v1/conductor/watch": About(
+        "Every session that is remembered, with what each task knows of it.", "Sessions", (401,)
+    ),
+    "/v1/conductor/sessions/{key}": About("One session's decisions, oldest first.", "Timeline", (401, 404)),
+    "/v1/conductor/sessions/{key}/export": About(
+        "The same as a page (`format=md`) or as JSON (`format=json`).", None, (400, 401, 404)
+    ),
     "/health": About("Is it taking requests: 200, or 503 while it drains.", "Health", (503,)),
     "/metrics": About("Counters and times for Prometheus.", None, (401,)),
     "/openapi.json": About("These routes and every field of their requests as an OpenAPI 3.1 document.", "Document"),

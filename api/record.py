@@ -130,4 +130,8 @@ class Record:
             first_text_ms=first,
             total_ms=self.total_s * 1e3,
             wait_mem_ms=sum(choice.wait_mem_ms for choice in stats),
+            hidden_tokens=sum(choice.hidden_tokens for choice in stats),
+            hidden_prompt_tokens=sum(choice.hidden_prompt_tokens for choice in stats),
+            acts=self.watch.acts if self.watch is not None else 0,
+            mode=self.watch.shown_mode if self.watch is not None else "",
         )

@@ -307,6 +307,8 @@ class Service:
         """A request is over: one log line, and the counters."""
         if record.watch is not None:
             record.watch.ended(record.call_ids)
+            tokens = sum(choice.completion_tokens for choice in record.stats)
+            record.watch.outcome("" if record.id == "-" else record.id, record.reason, tokens)
         record.write()
         self.metrics.ended(record)
         if self.ledger is not None:

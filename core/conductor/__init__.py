@@ -3,7 +3,7 @@
 from tandem.core.conductor.conductor import Conductor
 from tandem.core.conductor.config import Config, Documents, UnknownDocument, check_policy
 from tandem.core.conductor.documents import Conflict, Store, StoreError, Version
-from tandem.core.conductor.journal import Entry, Journal
+from tandem.core.conductor.journal import Entry, Journal, Query
 from tandem.core.conductor.policy import Policy
 from tandem.core.conductor.profiles import Profile, UnknownProfile
 from tandem.core.conductor.roster import MODES, ON, RAW, SHADOW, Caps, Post, Roster, lowest
@@ -27,6 +27,7 @@ __all__ = [
     "Policy",
     "Post",
     "Profile",
+    "Query",
     "Roster",
     "SessionState",
     "Sessions",

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from tandem.core.conductor.config import MONITOR, Config, Documents
+from tandem.core.conductor.events_file import journal_of
 from tandem.core.conductor.journal import Journal
 from tandem.core.conductor.options import CONDUCTOR_OPTIONS
 from tandem.core.conductor.profiles import Profile
@@ -28,7 +29,7 @@ class Conductor:
         self.options: Mapping[str, Any] = options
         self.mode: str = options["mode"]
         """What the server allows at most."""
-        self.journal = journal or Journal()
+        self.journal = journal or journal_of(options["journal"], options["journal_days"])
         self.sessions = Sessions(options["max_sessions"])
         self.documents = Documents(platform, options)
         tokenizer = platform.model.tokenizer if platform.model is not None else None

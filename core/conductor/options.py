@@ -45,4 +45,11 @@ CONDUCTOR_OPTIONS = {
     "max_sessions": option("integer", "How many sessions are remembered.", 256, minimum=1),
     "acts_per_request": option("integer", "The most acts of rules in one request.", 4, minimum=0),
     "acts_per_session_hour": option("integer", "The most acts of rules in one session's hour.", 30, minimum=0),
+    "journal": option(
+        ["string", "null"],
+        "The SQLite file that keeps what rules decided; `auto` is `conductor.sqlite` in the state directory, `null` "
+        "keeps the last decisions in memory only.",
+        "auto",
+    ),
+    "journal_days": option("number", "How long the file keeps a decision, in days.", 30, exclusiveMinimum=0),
 }

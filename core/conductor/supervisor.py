@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 from tandem.core.conductor.desk import Answerer, Desk, Line
-from tandem.core.conductor.journal import Entry, Journal
+from tandem.core.conductor.journal import Entry, Journal, Label, Outcome, checker_result
 from tandem.core.conductor.roster import ON, RAW, SHADOW, Caps, Post, Roster, lowest
 from tandem.core.conductor.sessions import Sessions, SessionState
-from tandem.core.plugin import Action, ActionKind, IdleEvent, RequestEvent, SafePoint, WrittenCall
+from tandem.core.plugin import Action, ActionKind, AskError, IdleEvent, RequestEvent, SafePoint, WrittenCall
 from tandem.core.plugin.rule import ALLOWED, Event
 
 log = logging.getLogger("tandem.conductor")
@@ -173,7 +173,14 @@ class _Surroundings:
         return self._watch.read_calls(text)
 
     def ask(self, question: str, options: Seq[str]) -> list[float]:
-        return self.line.ask(question, options)
+        journal = self._watch.supervisor.journal
+        try:
+            odds = self.line.ask(question, options)
+        except AskError:
+            journal.asked(self._post.task.name, failed=True)
+            raise
+        journal.asked(self._post.task.name, failed=False)
+        return odds
 
 
 @dataclass(slots=True)
@@ -241,7 +248,8 @@ class Watch:
                 self._seen(post, SafePoint.SP4, action)
                 continue
             planned = _planned(plan, post, action, self.request)
-            self._journal(post, SafePoint.SP4, action, done=planned is not None)
+            read = self.supervisor.tokens(action.text) if planned and action.kind is ActionKind.PROMPT_TAIL_NOTE else 0
+            self._journal(post, SafePoint.SP4, action, done=planned is not None, tokens=read)
             plan = planned or plan
         return plan
 
@@ -286,7 +294,7 @@ class Watch:
             reason = "no room"
         if not reason:
             for act in again:
-                self.done(act, SafePoint.SP3)
+                self.done(act, SafePoint.SP3, tokens=self.supervisor.tokens(act.action.text))
             return Verdict(again=True, by=again[0].post.task.name)
         must = [act for act in again if act.action.detail.get("fallback") != "release"]
         for act in again:
@@ -346,14 +354,22 @@ class Watch:
         """The request was taken."""
         self.session.running += 1
         self.session.client, self.session.profile = self.request.client, self.request.profile
+        said = [said for call in self.request.new_calls if (said := checker_result(call.result or ""))]
+        if said and self.session.key:
+            self.supervisor.journal.labelled(Label(self.session.key, self.number, said[-1]))
 
     def dropped(self) -> None:
         """The engine did not take the request."""
         self.session.running = max(0, self.session.running - 1)
+        self.outcome("", "refused", 0)
 
     def ended(self, call_ids: Seq[str] = ()) -> None:
         """The request is over; its answer has these calls."""
         self.supervisor.sessions.ended(self.session, call_ids)
+
+    def outcome(self, answer: str, reason: str, completion_tokens: int) -> None:
+        """Journal what became of the request: the answer's id, how it ended, its length."""
+        self.supervisor.journal.ended(Outcome(self.number, answer, reason, completion_tokens))
 
     # ------------------------------------------------------------------------------------------------- its parts
 
@@ -385,6 +401,7 @@ class Watch:
             for post, around in zip(posts, surroundings, strict=True)
         ]
         outcomes = self.supervisor.desk.ask(checks, [around.line for around in surroundings], answer)
+        journal = self.supervisor.journal
         wanted: list[tuple[Post, Action]] = []
         for post, outcome in zip(posts, outcomes, strict=True):
             actions = _actions(outcome.value)
@@ -393,6 +410,8 @@ class Watch:
                 continue
             if outcome.seconds > self.supervisor.desk.budget_s:
                 self._late(post, point, outcome.seconds)
+            if not actions:
+                journal.passed(post.task.name, post.task.mode)
             wanted += [(post, action) for action in actions]
         return wanted
 
@@ -428,6 +447,7 @@ class Watch:
         self, post: Post, point: SafePoint, action: Action, *, done: bool, event: Event | None = None, tokens: int = 0
     ) -> None:
         if action.kind is ActionKind.PASS and not action.reason:
+            self.supervisor.journal.passed(post.task.name, post.task.mode)
             return
         if done and action.kind is not ActionKind.NOTIFY:
             self.acted = True

@@ -178,6 +178,10 @@ def test_every_own_route_says_what_it_asks_for(server: Callable[..., Box]) -> No
         "/v1/conductor/documents/{name}/versions": Access.ADMIN,
         "/v1/conductor/documents/{name}/schema": Access.ADMIN,
         "/v1/conductor/documents/{name}/restore": Access.BEARER,
+        "/v1/conductor/events": Access.ADMIN,
+        "/v1/conductor/watch": Access.ADMIN,
+        "/v1/conductor/sessions/{key}": Access.ADMIN,
+        "/v1/conductor/sessions/{key}/export": Access.ADMIN,
         "/metrics": Access.METRICS,
     }
 

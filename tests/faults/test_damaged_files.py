@@ -159,7 +159,7 @@ def test_health_says_what_the_ledger_lost_and_why(tmp_path: Path, monkeypatch: p
         ledger = box.app.state.service.ledger
         until(lambda: ledger.stats()["rows"] == 1)
         with monkeypatch.context() as patched:
-            patched.setattr(module, "_connect", broken)
+            patched.setattr(module.sqlite, "connect", broken)
             box.chat("b")
             until(lambda: ledger.stats()["dropped"] == 1)
         assert json.loads(box.get("/health").text)["ledger"] == {
