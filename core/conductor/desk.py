@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.core.plugin import AskError
@@ -35,7 +35,16 @@ class Line:
         return self._job.ask(question, options)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A function that may be asked again and again, and its line."""
+
+    function: Callable[[Any], Any]
+    """What comes of the object that it is asked about."""
+    line: Line = field(default_factory=Line)
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of one check."""
 
@@ -49,11 +58,9 @@ class Outcome:
 class _Job:
     """A row of checks, done one after the other on a worker."""
 
-    def __init__(self, checks: Seq[Callable[[], Any]], lines: Seq[Line]) -> None:
-        self.checks, self.lines = checks, lines
-        self.messages: queue.SimpleQueue[tuple[str, Seq[str]] | None] = queue.SimpleQueue()
-        """Questions to the waiting thread; None = all is done."""
-        self.replies: queue.SimpleQueue[list[float] | Exception] = queue.SimpleQueue()
+    def __init__(self, checks: Seq[Check], about: Any, worker: _Worker) -> None:
+        self.checks, self.about = checks, about
+        self.messages, self.replies = worker.messages, worker.replies
         self.outcomes: list[Outcome] = []
         self.began = time.perf_counter()
         """When the check that runs now began."""
@@ -63,19 +70,20 @@ class _Job:
         """Nobody waits any more."""
 
     def run(self) -> None:
-        for check, line in zip(self.checks, self.lines, strict=True):
+        for check in self.checks:
             if self.left:
                 return
-            self.began, self.asking = time.perf_counter(), 0.0
-            line._job = self
-            outcome = Outcome()
+            check.line._job = self
+            value, fault = None, ""
+            self.asking = 0.0
+            self.began = time.perf_counter()
             try:
-                outcome.value = check()
+                value = check.function(self.about)
             except BaseException as error:  # a plugin may raise anything, SystemExit too
-                outcome.fault = traceback.format_exception_only(error)[-1].strip()
-            line._job = None
-            outcome.seconds = time.perf_counter() - self.began - self.asking
-            self.outcomes.append(outcome)
+                fault = traceback.format_exception_only(error)[-1].strip()
+            seconds = time.perf_counter() - self.began - self.asking
+            check.line._job = None
+            self.outcomes.append(Outcome(value, fault, seconds))
         self.messages.put(None)
 
     def ask(self, question: str, options: Seq[str]) -> list[float]:
@@ -93,6 +101,9 @@ class _Worker:
 
     def __init__(self) -> None:
         self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self.messages: queue.SimpleQueue[tuple[str, Seq[str]] | None] = queue.SimpleQueue()
+        """Questions to the waiting thread; None = all of a job is done."""
+        self.replies: queue.SimpleQueue[list[float] | Exception] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="rules", daemon=True).start()
 
     def _run(self) -> None:
@@ -109,14 +120,15 @@ class Desk:
         self._lost = 0
         self._lock = threading.Lock()
 
-    def ask(self, checks: Seq[Callable[[], Any]], lines: Seq[Line], answer: Answerer | None = None) -> list[Outcome]:
-        """The outcome of each check, in order. One that hangs is left alone, and the next ones are asked elsewhere."""
+    def ask(self, checks: Seq[Check], about: Any, answer: Answerer | None = None) -> list[Outcome]:
+        """What each check says about the object, in order. One that hangs is left alone, its line with it, and the next
+        ones are asked elsewhere."""
         outcomes: list[Outcome] = []
         while len(outcomes) < len(checks):
             worker = self._take()
             if worker is None:
                 return outcomes + [Outcome() for _ in checks[len(outcomes) :]]
-            job = _Job(checks[len(outcomes) :], lines[len(outcomes) :])
+            job = _Job(checks[len(outcomes) :], about, worker)
             worker.jobs.put(job)
             whole = self._wait(job, answer)
             outcomes += job.outcomes

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from tandem.core.conductor.desk import Answerer, Desk, Line
+from tandem.core.conductor.desk import Answerer, Check, Desk, Line
 from tandem.core.conductor.journal import Entry, Journal, Label, Outcome, checker_result
 from tandem.core.conductor.roster import ON, RAW, SHADOW, Caps, Post, Roster, lowest
 from tandem.core.conductor.sessions import Sessions, SessionState
-from tandem.core.plugin import Action, ActionKind, AskError, IdleEvent, RequestEvent, SafePoint, WrittenCall
+from tandem.core.plugin import Action, ActionKind, AskError, IdleEvent, RequestEvent, SafePoint, Task, WrittenCall
 from tandem.core.plugin.rule import ALLOWED, Event
 
 log = logging.getLogger("tandem.conductor")
@@ -111,7 +111,7 @@ class Supervisor:
         for post in roster.without(self.off).lowered(mode).posts:
             if post.rule.rewrite is None or not post.acts:
                 continue
-            [outcome] = self.desk.ask([partial(post.rule.rewrite, messages, post.task)], [Line()])
+            [outcome] = self.desk.ask([Check(partial(_with_task, post.rule.rewrite, post.task))], messages)
             if outcome.fault:
                 self.fault(Entry(0, post.rule.name, SafePoint.SP4.value, "fault", outcome.fault, False, post.task.name))
             elif outcome.value is not None:
@@ -137,6 +137,16 @@ class Supervisor:
         self.desk.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Duty:
+    """The rules that are asked at a point, made ready once a request: a safe point comes with every block."""
+
+    posts: list[Post]
+    checks: list[Check]
+    off: int
+    """How many rules were switched off then."""
+
+
 @dataclass(slots=True)
 class _Place:
     """One task's view of its session."""
@@ -153,6 +163,11 @@ class _Surroundings:
         self.line = Line()
         self.memo: dict[str, Any] = watch.memos[post.task.name]
         self.session = _Place(watch.session.key, watch.session.of(post.task.name))
+
+    def check(self) -> Check:
+        """The rule's check in these surroundings."""
+        function, task = self._post.rule.check, self._post.task
+        return Check(lambda event: function(event, task, self), self.line)
 
     @property
     def request(self) -> RequestEvent:
@@ -202,10 +217,11 @@ class Watch:
     _last: tuple[str, ActionKind, str] | None = None
     """The hidden action that was done last."""
     _posts: dict[SafePoint, list[Post]] = field(default_factory=dict)
+    _duties: dict[tuple[SafePoint, bool], _Duty] = field(default_factory=dict)
 
     def fork(self) -> Watch:
         """The supervision of another choice of the same request."""
-        return replace(self, memos=defaultdict(dict), acts=0, acted=False, _last=None, _posts={})
+        return replace(self, memos=defaultdict(dict), acts=0, acted=False, _last=None, _posts={}, _duties={})
 
     @property
     def acting(self) -> bool:
@@ -382,7 +398,7 @@ class Watch:
     def _held_by(self, post: Post) -> bool:
         if post.rule.holds is None:
             return True
-        [outcome] = self.supervisor.desk.ask([partial(post.rule.holds, self.request, post.task)], [Line()])
+        [outcome] = self.supervisor.desk.ask([Check(partial(_with_task, post.rule.holds, post.task))], self.request)
         if outcome.fault:
             self._fault(post, SafePoint.SP3, outcome.fault)
         return bool(outcome.value)
@@ -391,29 +407,35 @@ class Watch:
         self, point: SafePoint, event: Event, answer: Answerer | None = None, *, acting: bool = True
     ) -> list[tuple[Post, Action]]:
         """What the rules at this point want, in order; without `acting` those that only look."""
-        off = self.supervisor.off
-        posts = [post for post in self._at(point) if post.rule.name not in off and (acting or not post.acts)]
-        if not posts:
+        duty = self._duty(point, acting)
+        if not duty.posts:
             return []
-        surroundings = [_Surroundings(self, post) for post in posts]
-        checks = [
-            partial(post.rule.check, event, post.task, around)  # type: ignore[arg-type]
-            for post, around in zip(posts, surroundings, strict=True)
-        ]
-        outcomes = self.supervisor.desk.ask(checks, [around.line for around in surroundings], answer)
-        journal = self.supervisor.journal
+        desk, journal = self.supervisor.desk, self.supervisor.journal
         wanted: list[tuple[Post, Action]] = []
-        for post, outcome in zip(posts, outcomes, strict=True):
-            actions = _actions(outcome.value)
-            if outcome.fault or isinstance(actions, str):
-                self._fault(post, point, outcome.fault or str(actions))
+        for post, outcome in zip(duty.posts, desk.ask(duty.checks, event, answer), strict=True):
+            if outcome.fault:
+                self._duties.clear()  # one that hangs keeps its line and its surroundings
+                self._fault(post, point, outcome.fault)
                 continue
-            if outcome.seconds > self.supervisor.desk.budget_s:
+            if outcome.seconds > desk.budget_s:
                 self._late(post, point, outcome.seconds)
+            actions = [] if outcome.value is None else _actions(outcome.value)
+            if isinstance(actions, str):
+                self._fault(post, point, actions)
+                continue
             if not actions:
                 journal.passed(post.task.name, post.task.mode)
             wanted += [(post, action) for action in actions]
         return wanted
+
+    def _duty(self, point: SafePoint, acting: bool) -> _Duty:
+        off = self.supervisor.off
+        duty = self._duties.get((point, acting))
+        if duty is None or duty.off != len(off):
+            posts = [post for post in self._at(point) if post.rule.name not in off and (acting or not post.acts)]
+            duty = _Duty(posts, [_Surroundings(self, post).check() for post in posts], len(off))
+            self._duties[point, acting] = duty
+        return duty
 
     def _allowed(self, post: Post, point: SafePoint, action: Action) -> bool:
         """Whether there is anything to do. An action that can't be done here is the rule's fault."""
@@ -509,6 +531,10 @@ class Watch:
             self._journal(post, point, Action.passed(f"overrun({ms} ms)", ms=ms), done=False)
 
 
+def _with_task(function: Callable[[Any, Task], Any], task: Task, about: Any) -> Any:
+    return function(about, task)
+
+
 def _name(act: Act) -> tuple[str, ActionKind, str]:
     """What makes two hidden actions the same: the task, the kind, and the word of the reason."""
     return act.post.task.name, act.action.kind, act.action.reason.partition("(")[0]
@@ -516,8 +542,6 @@ def _name(act: Act) -> tuple[str, ActionKind, str]:
 
 def _actions(value: Any) -> list[Action] | str:
     """A check's result as a list, or what is wrong with it."""
-    if value is None:
-        return []
     given = [value] if isinstance(value, Action) else value
     if not isinstance(given, list | tuple) or not all(isinstance(action, Action) for action in given):
         return f"returned {type(value).__name__}, not an Action or None"

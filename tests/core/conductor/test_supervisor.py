@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -128,6 +129,28 @@ def test_a_rule_that_hangs_three_times_is_switched_off() -> None:
         watch.at(SP1, BLOCK)
     assert [name for name, _ in room.failed] == ["sleeps"]
     assert "still runs" in room.failed[0][1]
+
+
+def test_a_rule_that_hung_can_be_asked_again_while_its_first_check_still_runs() -> None:
+    free = threading.Event()
+    asked: list[Any] = []
+
+    def check(event: Any, task: Any, sup: Any) -> Action:
+        asked.append(sup)
+        if len(asked) == 1:
+            free.wait(5)
+        return Action.notify(str(sup.ask("q", ["A"])))
+
+    room = Room(rule("r", check, at=SP2), budget_s=0.02)
+    watch = room.begin()
+    watch.at(SP2, FINISH, lambda question, options: [1.0])
+    assert room.entries("action") == ["fault"]
+    watch.at(SP2, FINISH, lambda question, options: [1.0])
+    free.set()
+    watch.at(SP2, FINISH, lambda question, options: [0.5])
+    assert room.entries("action", "reason")[1:] == [("notify", "[1.0]"), ("notify", "[0.5]")]
+    assert asked[0] is not asked[1], "the one that hangs shares what is around it with the next"
+    assert asked[1] is asked[2], "what is around a rule is made anew at every block"
 
 
 def test_a_check_that_takes_long_is_done_and_told_once_a_request() -> None:
