@@ -390,10 +390,17 @@ class Generation:
     def give_up(self, task: str, text: str) -> None:
         """End the answer with a sentence; what is held or half written goes nowhere."""
         self.events.extend(self.answer.end(cut=True))
-        self.answer.again()
+        self.start_over()
         if text:
             self.events.append(self.answer.add(text))
         self._close(Finished("stop", self.final_stats(), f"rule:{task}"))
+
+    def start_over(self) -> None:
+        """What waits at the gate goes nowhere: from now on the client's view and counts are without it."""
+        if count := self.answer.waiting_tokens:
+            self.hidden.append(range(len(self.output) - count, len(self.output)))
+            self._hidden_tokens += count
+        self.answer.again()
 
     def end_thinking(self) -> None:
         """Close the reasoning, if it is open, at the next block. Safe from any thread."""

@@ -93,7 +93,7 @@ class Standing:
         tokens = self._hidden.result(text) if self._hidden is not None else None
         if tokens is None or not self._has_room(len(tokens)):
             return False
-        self._generation.answer.again()
+        self._generation.start_over()
         self._generation.splices.append(Splice(tokens, hidden=True))
         return True
 
@@ -118,7 +118,7 @@ class Standing:
         behind = generation.model.tokenizer.encode(then) if then else ()
         if not self._may_write(act, SafePoint.SP2, event, tokens, behind):
             return False
-        generation.answer.again()
+        generation.start_over()
         generation.events.extend(generation.answer.close_reasoning())
         return True
 
