@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from tandem.core.conductor.acts import FREE, HIDDEN, NEEDED, Act, Plan, Verdict, actions_of, name_of, planned
 from tandem.core.conductor.desk import Answerer, Check, Desk, Line
 from tandem.core.conductor.journal import Entry, Journal, Label, Outcome, checker_result
 from tandem.core.conductor.roster import ON, RAW, SHADOW, Caps, Post, Roster, lowest
@@ -25,53 +26,8 @@ FAULTS = 3
 """This many faults of a rule within FAULT_WINDOW_S seconds switch it off."""
 FAULT_WINDOW_S = 60.0
 
-HIDDEN = frozenset({ActionKind.CLOSE_REASONING, ActionKind.CONTINUE, ActionKind.REGENERATE_CALL})
-"""What makes the model write on hidden from the client. Beyond the caps the answer ends instead."""
-NEEDED = frozenset({"words", "arguments", "then", "document", "give_up"})
-"""Parts of an action's detail that are for the action alone, and not for the journal."""
-FREE = frozenset({ActionKind.NOTIFY, ActionKind.MASK, ActionKind.SET_SAMPLING})
-"""What the caps do not count."""
-
 Fail = Callable[[str, str], None]
 ReadCalls = Callable[[str], tuple[list[WrittenCall], str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Act:
-    """An action that is to be done."""
-
-    post: Post
-    action: Action
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What SP4 decided about a request."""
-
-    note: str = ""
-    """Added to the prompt's tail, hidden."""
-    think: tuple[int, str] | None = None
-    """The most reasoning tokens, and what closes the reasoning then."""
-    document: Mapping[str, Any] | None = None
-    """What constrains the answer."""
-    sampling: Mapping[str, float] | None = None
-    masks: Mapping[str, str] = field(default_factory=dict)
-    give_up: str | None = None
-    """The sentence that is the whole answer."""
-    by: str = ""
-    """The task that gave up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What becomes of the calls that are held."""
-
-    repairs: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    """Index -> the arguments to send instead."""
-    again: bool = False
-    """The model was told to write the calls again, and none of these goes out."""
-    give_up: str | None = None
-    by: str = ""
 
 
 class Supervisor:
@@ -167,7 +123,7 @@ class _Surroundings:
     def check(self) -> Check:
         """The rule's check in these surroundings."""
         function, task = self._post.rule.check, self._post.task
-        return Check(lambda event: function(event, task, self), self.line)
+        return Check(lambda event: function(event, task, self), self.line)  # type: ignore[arg-type]
 
     @property
     def request(self) -> RequestEvent:
@@ -263,10 +219,10 @@ class Watch:
             if plan.give_up is not None or not wanted or not self._may(post, action):
                 self._seen(post, SafePoint.SP4, action)
                 continue
-            planned = _planned(plan, post, action, self.request)
-            read = self.supervisor.tokens(action.text) if planned and action.kind is ActionKind.PROMPT_TAIL_NOTE else 0
-            self._journal(post, SafePoint.SP4, action, done=planned is not None, tokens=read)
-            plan = planned or plan
+            further = planned(plan, post, action, self.request)
+            read = self.supervisor.tokens(action.text) if further and action.kind is ActionKind.PROMPT_TAIL_NOTE else 0
+            self._journal(post, SafePoint.SP4, action, done=further is not None, tokens=read)
+            plan = further or plan
         return plan
 
     def at(self, point: SafePoint, event: Event, answer: Answerer | None = None) -> Act | None:
@@ -419,7 +375,7 @@ class Watch:
                 continue
             if outcome.seconds > desk.budget_s:
                 self._late(post, point, outcome.seconds)
-            actions = [] if outcome.value is None else _actions(outcome.value)
+            actions = [] if outcome.value is None else actions_of(outcome.value)
             if isinstance(actions, str):
                 self._fault(post, point, actions)
                 continue
@@ -459,7 +415,7 @@ class Watch:
         return Action.give_up(self.roster.give_up, f"{action.reason}, {why}") if why else action
 
     def _is_twice(self, act: Act) -> bool:
-        return self._last == _name(act)
+        return self._last == name_of(act)
 
     def _seen(self, post: Post, point: SafePoint, action: Action, event: Event | None = None) -> None:
         """Journal what nothing came of but the entry; a note to the journal is done by that."""
@@ -474,7 +430,7 @@ class Watch:
         if done and action.kind is not ActionKind.NOTIFY:
             self.acted = True
             if action.kind in HIDDEN:
-                self._last = _name(Act(post, action))
+                self._last = name_of(Act(post, action))
             if action.kind not in FREE:
                 self.acts += 1
                 if self.session.key:
@@ -533,33 +489,3 @@ class Watch:
 
 def _with_task(function: Callable[[Any, Task], Any], task: Task, about: Any) -> Any:
     return function(about, task)
-
-
-def _name(act: Act) -> tuple[str, ActionKind, str]:
-    """What makes two hidden actions the same: the task, the kind, and the word of the reason."""
-    return act.post.task.name, act.action.kind, act.action.reason.partition("(")[0]
-
-
-def _actions(value: Any) -> list[Action] | str:
-    """A check's result as a list, or what is wrong with it."""
-    given = [value] if isinstance(value, Action) else value
-    if not isinstance(given, list | tuple) or not all(isinstance(action, Action) for action in given):
-        return f"returned {type(value).__name__}, not an Action or None"
-    return list(given)
-
-
-def _planned(plan: Plan, post: Post, action: Action, request: RequestEvent) -> Plan | None:
-    """The plan with the action in it; None when there is no place for it."""
-    kind, detail = action.kind, action.detail
-    if kind is ActionKind.GIVE_UP:
-        return replace(plan, give_up=action.text, by=post.task.name)
-    if kind is ActionKind.PROMPT_TAIL_NOTE:
-        return replace(plan, note=action.text) if not plan.note and action.text.strip() else None
-    if kind is ActionKind.SET_THINK_BUDGET:
-        return replace(plan, think=(max(0, int(detail["tokens"])), action.text)) if plan.think is None else None
-    if kind is ActionKind.SET_CONSTRAINT:
-        return replace(plan, document=detail["document"]) if plan.document is None and not request.constrained else None
-    if kind is ActionKind.SET_SAMPLING:
-        free = plan.sampling is None and not request.sampling_asked
-        return replace(plan, sampling={k: float(v) for k, v in detail.items() if k != "mode"}) if free else None
-    return replace(plan, masks={**plan.masks, **detail["words"]}) if kind is ActionKind.MASK else None
