@@ -156,6 +156,7 @@ class EventsFile:
             sqlite.migrate(connection, MIGRATIONS, "journal")
             sqlite.add_columns(connection, "conductor_events", ADDED)
             with connection:
+                connection.execute("BEGIN IMMEDIATE")
                 for item in items:
                     self._put(connection, item)
                 if time.monotonic() >= self._prune_at:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence as Seq
 from pathlib import Path
 
@@ -25,12 +26,26 @@ def connect(path: Path) -> sqlite3.Connection:
     """Open for writing. A write-ahead log lets others read and write the same file meanwhile."""
     connection = sqlite3.connect(path, timeout=BUSY_S)
     try:
-        connection.execute("PRAGMA journal_mode = WAL")
+        _use_log(connection)
         connection.execute("PRAGMA synchronous = NORMAL")
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _use_log(connection: sqlite3.Connection) -> None:
+    """Turn the write-ahead log on. Where two processes make a file at once, SQLite tells one of them that the file is
+    locked, without the wait that it grants a write."""
+    deadline = time.monotonic() + BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:

@@ -157,6 +157,26 @@ def test_two_servers_share_a_file_and_keep_their_requests_apart(tmp_path: Path) 
     assert sorted(row["request"] for row in found if row["next_checker"]) == [0, 1]
 
 
+def test_servers_that_make_the_file_at_the_same_moment_lose_nothing(tmp_path: Path) -> None:
+    for attempt in range(10):
+        path = tmp_path / f"{attempt}.sqlite"
+        servers = [journal(path) for _ in range(4)]
+        together = threading.Barrier(len(servers))
+
+        def work(server: Journal, together: threading.Barrier = together) -> None:
+            together.wait()
+            server.write(entry(1))
+
+        threads = [threading.Thread(target=work, args=(server,)) for server in servers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for server in servers:
+            server.close()
+        assert len(rows(path)) == len(servers)
+
+
 def test_many_threads_lose_nothing(tmp_path: Path) -> None:
     there = journal(tmp_path / "j.sqlite")
 
