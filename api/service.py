@@ -188,6 +188,10 @@ class Service:
         """Raises FieldError for the first wrong field."""
         return read_completion(body, self.model().tokenizer.vocab_size, self.defaults)
 
+    def ledger_state(self) -> dict[str, Any]:
+        """Rows that were written and lost since the start, and why the last ones were; empty without a ledger."""
+        return {**self.ledger.stats(), "error": self.ledger.error} if self.ledger is not None else {}
+
     def close(self) -> None:
         """The server is down."""
         self._images.close()
@@ -197,27 +201,29 @@ class Service:
             self.ledger.close()
 
     async def chat_prompt(
-        self, ask: ChatRequest, note: str = "", *, thinks: bool = True, hidden: bool = True
+        self, ask: ChatRequest, note: str = "", *, thinks: bool = True, raw: bool = False
     ) -> Rendered:
-        """The conversation as text and token ids, with the notes that it was given, and a new one at its end. Without
-        `thinks` a reasoning block that the template opens is closed at once; without `hidden` the model reads nothing
-        that rules put into earlier requests. Raises ApiError when the template refuses it."""
-        size = sum(len(content_text(message)) for message in ask.messages)
-        return await self._off_loop(partial(self._fitted, ask, note, thinks, hidden), size, "messages")
+        """The conversation as text and token ids, with the notes that it was given, and a new one at its end.
 
-    def _fitted(self, ask: ChatRequest, note: str, thinks: bool, hidden: bool) -> Rendered:
+        Without `thinks` a reasoning block that the template opens is closed at once. With `raw` nothing stands in it
+        that the client did not send or the model did not write for it. Raises ApiError when the template refuses it.
+        """
+        size = sum(len(content_text(message)) for message in ask.messages)
+        return await self._off_loop(partial(self._fitted, ask, note, thinks, raw), size, "messages")
+
+    def _fitted(self, ask: ChatRequest, note: str, thinks: bool, raw: bool) -> Rendered:
         """A prompt that is too long only for what the client did not send is rendered without it: first without the
         new note, then with the client's own words alone."""
-        rendered = self._render(ask, note, thinks, hidden)
+        rendered = self._render(ask, note, thinks, raw)
         if note and rendered.hidden and len(rendered.ids) >= self.engine.max_len:
             assert self._notes is not None
             self._notes.forget(rendered.context)
-            rendered = self._render(ask, "", thinks, hidden)
+            rendered = self._render(ask, "", thinks, raw)
         if (rendered.hidden or rendered.replayed) and len(rendered.ids) >= self.engine.max_len:
-            rendered = self._render(ask, "", thinks, hidden=False, replay=False)
+            rendered = self._render(ask, "", thinks, raw=True, replay=False)
         return rendered
 
-    def _render(self, ask: ChatRequest, note: str, thinks: bool, hidden: bool, replay: bool = True) -> Rendered:
+    def _render(self, ask: ChatRequest, note: str, thinks: bool, raw: bool, replay: bool = True) -> Rendered:
         """Without `replay` no turn is written as the model wrote it."""
         prompt, replays, notes = self._prompt, self._replays, self._notes
         assert prompt is not None
@@ -226,11 +232,11 @@ class Service:
         last = ask.messages[-1]
         continued = last["role"] == "assistant" and not last.get("tool_calls")
         found = replays.find(ask.messages)
+        turns = {place: turn for place, turn in found.turns.items() if replay and not (raw and turn.hidden)}
         switches = {"add_generation_prompt": not continued, **ask.template_kwargs}
         if note and not continued:
             notes.keep(found.context, note)
-        noted = notes.find(found.contexts) if hidden else {}
-        turns = {at: turn for at, turn in found.turns.items() if replay and (hidden or not turn.hidden)}
+        noted = {} if raw else notes.find(found.contexts)
         messages = notes.marked(ask.messages, noted) if noted else ask.messages
         pieces: Pieces = []
         replayed = 0
@@ -243,13 +249,14 @@ class Service:
         tags = self.notation.tags
         if not thinks and tags is not None and self.notation.opens(text):
             text = f"{text.rstrip()}\n\n{tags[1]}\n\n"
-        ids, places = notes.laid_out(notes.filled([*pieces, text], noted))
+        ids, hidden = notes.laid_out(notes.filled([*pieces, text], noted))
         ids, images = prompt.placed(ids, ask.pictures)
         head = prompt.head(ask.messages, ask.template_tools, **switches)
         if head is not None:
-            head += sum(len(span) for span in places if span.start < head)
+            head += sum(len(places) for places in hidden if places.start < head)
             head = prompt.reach(head, images)
-        return Rendered(text, ids, continued, images, found.context, replayed, moved(places, images), head)
+        hidden = moved(hidden, images)
+        return Rendered(text, ids, continued, images, found.context, replayed, hidden, head)
 
     def recorder(self, ask: ChatRequest, rendered: Rendered, calls: Calls | None) -> Recorder | None:
         """What keeps the answers to this prompt; None when they are not to be kept, or could not be put back."""
@@ -304,10 +311,17 @@ class Service:
             )
         return min(max_tokens, limit - prompt_tokens)
 
+    def refused(self, route: str, code: str, client: ClientMatch) -> None:
+        """Count a request that the engine did not take."""
+        self.metrics.refused(code)
+        self.ended(Record("-", route, client.kind, client.session, False, reason="refused", detail=code))
+
     def ended(self, record: Record) -> None:
         """A request is over: one log line, and the counters."""
         if record.watch is not None:
             record.watch.ended(record.call_ids)
+            tokens = sum(choice.completion_tokens for choice in record.stats)
+            record.watch.outcome("" if record.id == "-" else record.id, record.reason, tokens)
         record.write()
         self.metrics.ended(record)
         if self.ledger is not None:

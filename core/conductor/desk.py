@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.core.plugin import AskError
+
+log = logging.getLogger("tandem.conductor")
 
 GRACE = 10
 """A check that passed its time is waited for this many times as long: other threads may be what keeps it."""
@@ -35,7 +38,16 @@ class Line:
         return self._job.ask(question, options)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A function that may be asked again and again, and its line."""
+
+    function: Callable[[Any], Any]
+    """What comes of the object that it is asked about."""
+    line: Line = field(default_factory=Line)
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of one check."""
 
@@ -49,11 +61,9 @@ class Outcome:
 class _Job:
     """A row of checks, done one after the other on a worker."""
 
-    def __init__(self, checks: Seq[Callable[[], Any]], lines: Seq[Line]) -> None:
-        self.checks, self.lines = checks, lines
-        self.messages: queue.SimpleQueue[tuple[str, Seq[str]] | None] = queue.SimpleQueue()
-        """Questions to the waiting thread; None = all is done."""
-        self.replies: queue.SimpleQueue[list[float] | Exception] = queue.SimpleQueue()
+    def __init__(self, checks: Seq[Check], about: Any, worker: _Worker) -> None:
+        self.checks, self.about = checks, about
+        self.messages, self.replies = worker.messages, worker.replies
         self.outcomes: list[Outcome] = []
         self.began = time.perf_counter()
         """When the check that runs now began."""
@@ -63,19 +73,20 @@ class _Job:
         """Nobody waits any more."""
 
     def run(self) -> None:
-        for check, line in zip(self.checks, self.lines, strict=True):
+        for check in self.checks:
             if self.left:
                 return
-            self.began, self.asking = time.perf_counter(), 0.0
-            line._job = self
-            outcome = Outcome()
+            check.line._job = self
+            value, fault = None, ""
+            self.asking = 0.0
+            self.began = time.perf_counter()
             try:
-                outcome.value = check()
+                value = check.function(self.about)
             except BaseException as error:  # a plugin may raise anything, SystemExit too
-                outcome.fault = traceback.format_exception_only(error)[-1].strip()
-            line._job = None
-            outcome.seconds = time.perf_counter() - self.began - self.asking
-            self.outcomes.append(outcome)
+                fault = traceback.format_exception_only(error)[-1].strip()
+            seconds = time.perf_counter() - self.began - self.asking
+            check.line._job = None
+            self.outcomes.append(Outcome(value, fault, seconds))
         self.messages.put(None)
 
     def ask(self, question: str, options: Seq[str]) -> list[float]:
@@ -89,19 +100,21 @@ class _Job:
 
 
 class _Worker:
-    """A thread that does jobs until it is told None. `back` is called when it ends after it was given up for lost."""
+    """A thread that does jobs until it is told None."""
 
-    def __init__(self, back: Callable[[], None]) -> None:
+    def __init__(self, ended: Callable[[_Worker], None]) -> None:
+        """`ended(worker)` is called when its thread is about to end."""
+        self._ended = ended
         self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self.lost = False
-        self._back = back
+        self.messages: queue.SimpleQueue[tuple[str, Seq[str]] | None] = queue.SimpleQueue()
+        """Questions to the waiting thread; None = all of a job is done."""
+        self.replies: queue.SimpleQueue[list[float] | Exception] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="rules", daemon=True).start()
 
     def _run(self) -> None:
         while (job := self.jobs.get()) is not None:
             job.run()
-        if self.lost:
-            self._back()
+        self._ended(self)
 
 
 class Desk:
@@ -110,17 +123,18 @@ class Desk:
     def __init__(self, budget_s: float = 0.02) -> None:
         self.budget_s = budget_s
         self._idle: list[_Worker] = []
-        self._lost = 0
+        self._lost: set[_Worker] = set()
         self._lock = threading.Lock()
 
-    def ask(self, checks: Seq[Callable[[], Any]], lines: Seq[Line], answer: Answerer | None = None) -> list[Outcome]:
-        """The outcome of each check, in order. One that hangs is left alone, and the next ones are asked elsewhere."""
+    def ask(self, checks: Seq[Check], about: Any, answer: Answerer | None = None) -> list[Outcome]:
+        """What each check says about the object, in order. One that hangs is left alone, its line with it, and the next
+        ones are asked elsewhere."""
         outcomes: list[Outcome] = []
         while len(outcomes) < len(checks):
             worker = self._take()
             if worker is None:
                 return outcomes + [Outcome() for _ in checks[len(outcomes) :]]
-            job = _Job(checks[len(outcomes) :], lines[len(outcomes) :])
+            job = _Job(checks[len(outcomes) :], about, worker)
             worker.jobs.put(job)
             whole = self._wait(job, answer)
             outcomes += job.outcomes
@@ -163,19 +177,21 @@ class Desk:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-            return _Worker(self._came_back) if self._lost < LOST else None
+            if len(self._lost) < LOST:
+                return _Worker(self._back)
+        log.warning("%d rules hang; no rule is asked until one of them comes back", LOST)
+        return None
 
     def _lose(self, worker: _Worker) -> None:
-        """The worker hangs. Should it ever come back, it ends, and no longer counts: it may have been kept waiting by
-        a busy machine."""
+        """The worker hangs. Should it ever come back, it ends."""
         with self._lock:
-            self._lost += 1
-        worker.lost = True
+            self._lost.add(worker)
         worker.jobs.put(None)
 
-    def _came_back(self) -> None:
+    def _back(self, worker: _Worker) -> None:
+        """A worker ends; one that hung hangs no longer."""
         with self._lock:
-            self._lost -= 1
+            self._lost.discard(worker)
 
 
 def _answered(answer: Answerer | None, question: str, options: Seq[str]) -> list[float] | Exception:

@@ -18,9 +18,7 @@ SAMPLING: Mapping[str, tuple[float, float]] = {
 
 
 def actions_of(value: Any) -> list[Action] | str:
-    """A check's result as a list, or what is wrong with it."""
-    if value is None:
-        return []
+    """A check's result that is not None as a list, or what is wrong with it."""
     given = [value] if isinstance(value, Action) else value
     if not isinstance(given, list | tuple) or not all(isinstance(action, Action) for action in given):
         return f"returned {type(value).__name__}, not an Action or None"

@@ -320,8 +320,8 @@ class Generation:
         if self._own is not None and (own := self._own.propose(root, limit)):
             self.teaches = False
             return own  # certain, so it is taken whole
-        if self._chooser is None or not self._drafts or nodes <= 0:
-            return None
+        if self._chooser is None or not self._drafts or nodes <= 0 or not self.output:
+            return None  # the first token is waited for: it goes out at once, not with what a pass finds behind it
         context = self.sequence.length
         trees = self._drafts.propose(root, limit, self._chooser, context)
         tree = self._chooser.choose(trees, context, others) if trees else None
@@ -422,6 +422,11 @@ class Generation:
         """The engine can't go on with this request."""
         if self.phase is not Phase.DONE:
             self._close(Failed(message, self.final_stats()), keep=False)
+
+    @property
+    def settled(self) -> bool:
+        """Its last token waits for no drafts, and every safe point has seen it."""
+        return self.phase is Phase.DECODE and self.tree is None
 
     @property
     def kind(self) -> str:

@@ -371,8 +371,7 @@ def _both_points(event: Any) -> Action | None:
     return Action.close_reasoning("Enough.", "long") if event.inside and event.reasoning_tokens >= 9 else None
 
 
-@pytest.mark.parametrize("mode", ["raw", "shadow"])
-def test_a_request_in_which_rules_may_do_nothing_reads_nothing_that_they_once_wrote(mode: str) -> None:
+def test_a_raw_request_reads_nothing_that_rules_once_wrote() -> None:
     rule = Rule("r", at=(SP4, SP1), check=lambda e, t, s: _both_points(e))
     sections: dict[str, Any] = {"rules": ["r"], "formats": ["qwen_xml"], "caches": ["resident"]}
     first = [{"role": "user", "content": "first " + json.dumps({"script": THOUGHTS})}]
@@ -380,7 +379,7 @@ def test_a_request_in_which_rules_may_do_nothing_reads_nothing_that_they_once_wr
         told = box.chat(first)
         said = {"role": "assistant", "content": told.text, "reasoning_content": told.reasoning}
         for messages in (first, [*first, said, {"role": "user", "content": "more"}]):
-            lowered, raw = box.chat(messages, headers={"X-Tandem": mode}), plain.chat(messages)
+            lowered, raw = box.chat(messages, headers={"X-Tandem": "raw"}), plain.chat(messages)
             assert (lowered.text, lowered.reasoning) == (raw.text, raw.reasoning)
             assert lowered.usage["prompt_tokens"] == raw.usage["prompt_tokens"]
             assert "hidden_tokens" not in lowered.usage["prompt_tokens_details"]
@@ -519,3 +518,33 @@ def test_a_rule_in_shadow_looks_at_calls_that_streamed_and_at_blocks_that_are_no
         assert (told.deltas, told.calls) == (expected.deltas, expected.calls)
         assert [(entry["action"], entry["done"]) for entry in box.events] == [("regenerate_call", False)] * 2
     assert seen == [("run", ""), (None, "unreadable")]
+
+
+def test_a_raw_request_reads_nothing_that_was_hidden_in_earlier_turns() -> None:
+    with host(lambda e, t, s: _both_points(e), (SP4, SP1)) as hidden, Box(formats=["qwen_xml"]) as plain:
+        first = [{"role": "user", "content": "first " + json.dumps({"script": THOUGHTS})}]
+        told = hidden.chat(first)
+        later = [*first, {"role": "assistant", "content": told.text}, {"role": "user", "content": "more"}]
+        raw, expected = hidden.chat(later, headers={"X-Tandem": "raw"}), plain.chat(later)
+        assert "hidden_tokens" not in raw.usage["prompt_tokens_details"]
+        assert raw.usage == expected.usage
+        on = hidden.chat(later).usage["prompt_tokens_details"]
+        assert on["hidden_tokens"] > len("\n\nBe brief.")
+
+
+def test_a_session_knows_whether_a_request_of_it_runs() -> None:
+    with host(once(None), SP1) as box:
+        sessions = box.engine.conductor.sessions
+        body = {"messages": [{"role": "user", "content": "hi"}], "session_id": "s1", "stream": True}
+        with box.streaming("/v1/chat/completions", {**body, "messages": [_long()]}) as (_, data):
+            next(data)
+            assert [state.running for state in sessions.all()] == [1]
+        box.chat("hi", session_id="s1")
+        box.engine.drain()
+        assert box.post("/v1/chat/completions", body).status_code == 503
+        states = sessions.all()
+        assert (sum(state.running for state in states), sum(state.turns for state in states)) == (0, 2)
+
+
+def _long() -> dict[str, Any]:
+    return {"role": "user", "content": json.dumps({"script": ["word ", {"sleep_ms": 20}] * 200})}
