@@ -167,7 +167,7 @@ class _Surroundings:
     def check(self) -> Check:
         """The rule's check in these surroundings."""
         function, task = self._post.rule.check, self._post.task
-        return Check(lambda event: function(event, task, self), self.line)
+        return Check(lambda event: function(event, task, self), self.line)  # type: ignore[arg-type]
 
     @property
     def request(self) -> RequestEvent:
