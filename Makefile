@@ -5,6 +5,7 @@
 #   make lint    ruff, mypy and import-linter
 #   make e2e     install real clients (opencode, the Hermes agent, the SDKs) into .e2e, then run them against the server
 #   make e2e-webui   the same with Open WebUI in a headless Chromium: 2.9 GB to install, so by name only
+#   make soak    thousands of mixed requests, and servers killed while they write: four minutes
 #   make bench   install what the benchmarks compare with, then run each of them
 #   make clean   remove caches and build outputs;  make distclean   .venv and .e2e too
 
@@ -18,7 +19,7 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt $(PIP_ARGS)
 
-.PHONY: serve test lint bench e2e e2e-webui clean distclean
+.PHONY: serve test lint soak bench e2e e2e-webui clean distclean
 
 serve: .venv/.serve
 	$(BIN)/tandem serve $(MANIFEST) $(if $(HOST),--host $(HOST)) $(if $(PORT),--port $(PORT))
@@ -30,6 +31,9 @@ lint: .venv/.test .lint/tandem
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p tandem.core -p tandem.plugins -p tandem.api -p tandem.config -p tandem.testing
 	$(BIN)/lint-imports
+
+soak: .venv/.test
+	$(BIN)/python -m pytest -s -m slow $(PYTEST_ARGS) tests/soak tests/faults
 
 bench: .venv/.bench
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done

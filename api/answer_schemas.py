@@ -116,6 +116,65 @@ NUMBERS: Schema = {"type": "object", "additionalProperties": {"type": "number"}}
 TIERS: Schema = {"type": "object", "additionalProperties": NUMBERS}
 """Each cache tier's own numbers by its name."""
 
+VERSION: Mapping[str, Schema] = {
+    "version": COUNT,
+    "at": {"type": ["number", "null"], "description": "Seconds since 1970; null for what is shipped."},
+    "note": TEXT,
+    "restored": {"type": ["integer", "null"], "description": "The version that it brought back."},
+}
+"""What there is to say about a version of a document."""
+
+CONDUCTOR_DOCUMENT = _object(
+    {
+        "object": {"const": "conductor.document"},
+        "name": {"enum": ["monitor", "profiles", "settings"]},
+        **VERSION,
+        "problems": _list(TEXT),
+        "value": {"type": "object"},
+    }
+)
+
+DECISION = _object(
+    {
+        "request": COUNT,
+        "rule": TEXT,
+        "point": TEXT,
+        "action": TEXT,
+        "reason": TEXT,
+        "done": {"type": "boolean", "description": "Whether it took effect."},
+        "task": TEXT,
+        "mode": TEXT,
+        "session": TEXT,
+        "client": TEXT,
+        "detail": {"type": "object"},
+        "score": {"type": ["number", "null"]},
+        "position": COUNT,
+        "reasoning_tokens": COUNT,
+        "hidden": {"type": "string", "description": "What the model read and the client did not."},
+        "hidden_tokens": COUNT,
+        "time": {"type": "number", "description": "Seconds since 1970."},
+        "kind": {"enum": ["monitor", "route"]},
+        "answer": {"type": "string", "description": "The answer's id, once the request has ended."},
+        "finish_reason": TEXT,
+        "completion_tokens": {"type": ["integer", "null"]},
+        "next_checker": {"enum": ["", "PASS", "FAIL"]},
+    }
+)
+"""A decision of a rule, as the journal has it."""
+
+SESSION = _object(
+    {
+        "session": TEXT,
+        "client": TEXT,
+        "profile": TEXT,
+        "running": COUNT,
+        "idle_minutes": {"type": ["number", "null"], "description": "null while a request of it runs."},
+        "turns": COUNT,
+        "acts_hour": {"type": "integer", "minimum": 0, "description": "What was done in it within the last hour."},
+        "tasks": {"type": "object", "description": "What each task remembers of it."},
+    }
+)
+
 ANSWERS: Mapping[str, Schema] = {
     "Error": ERROR,
     "Usage": USAGE,
@@ -127,6 +186,29 @@ ANSWERS: Mapping[str, Schema] = {
     "PluginList": _listed(PLUGIN),
     "CacheStats": _object({"object": {"const": "cache.stats"}, "tiers": TIERS, "replay": NUMBERS}),
     "CacheCleared": _object({"object": {"const": "cache.cleared"}, "before": TIERS, "replay": NUMBERS}),
+    "Config": _object(
+        {
+            "object": {"const": "conductor.config"},
+            "documents": _list(_ref("ConductorDocument")),
+            "report": {"type": "object"},
+        }
+    ),
+    "ConductorDocument": CONDUCTOR_DOCUMENT,
+    "VersionList": _listed(
+        _object({**VERSION, "problem": {"type": ["string", "null"]}, "current": {"type": "boolean"}})
+    ),
+    "Decision": DECISION,
+    "Decisions": _listed(_ref("Decision")),
+    "Session": SESSION,
+    "Sessions": _object({"object": {"const": "list"}, "mode": TEXT, "data": _list(_ref("Session"))}),
+    "Timeline": _object(
+        {
+            "object": {"const": "conductor.session"},
+            "session": TEXT,
+            "now": {"anyOf": [_ref("Session"), {"type": "null"}]},
+            "data": _list(_ref("Decision")),
+        }
+    ),
     "Health": _object(
         {"status": {"enum": ["ok", "draining", "no_model"]}},
         {
@@ -138,9 +220,11 @@ ANSWERS: Mapping[str, Schema] = {
             "sampling": {"type": "object"},
             "caches": {"type": "object"},
             "replay": NUMBERS,
+            "conductor": {"type": "object"},
             "plugins": {"type": "object"},
         },
     ),
+    "JsonSchema": {"type": "object", "description": "A JSON Schema, draft 2020-12."},
     "Document": {"type": "object", "description": "This document."},
 }
 """By their names in the OpenAPI document."""

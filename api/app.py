@@ -16,12 +16,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tandem.api import probes
 from tandem.api.auth import Access, Gate, Guard, read_gate
 from tandem.api.caches import CacheRoutes
+from tandem.api.conductor import DocumentRoutes
 from tandem.api.control import ControlRoute
 from tandem.api.errors import ApiError, broken, on_api_error, on_http_exception
 from tandem.api.generate import CHAT, COMPLETIONS, GenerateRoute
 from tandem.api.host import ServedHost
 from tandem.api.info import InfoRoutes
 from tandem.api.metrics import Metrics
+from tandem.api.monitor import MonitorRoutes
 from tandem.api.openapi import document, openapi
 from tandem.api.routes import plugin_routes
 from tandem.api.service import Service
@@ -46,7 +48,7 @@ class OwnRoute:
 
 def own_routes(service: Service, gate: Gate) -> list[OwnRoute]:
     """Every route that is there without a plugin."""
-    info, caches = InfoRoutes(service, gate), CacheRoutes(service)
+    info, caches, monitor = InfoRoutes(service, gate), CacheRoutes(service), MonitorRoutes(service)
     chat, completions = GenerateRoute(service, CHAT), GenerateRoute(service, COMPLETIONS)
     return [
         OwnRoute("/v1/chat/completions", chat.handle, "chat", Access.OPEN, ("POST",)),
@@ -57,10 +59,28 @@ def own_routes(service: Service, gate: Gate) -> list[OwnRoute]:
         OwnRoute("/v1/plugins", info.plugins, "plugins", Access.ADMIN),
         OwnRoute("/v1/cache/stats", caches.stats, "cache", Access.ADMIN),
         OwnRoute("/v1/cache/clear", caches.clear, "cache", Access.BEARER, ("POST",)),
+        OwnRoute("/v1/conductor/events", monitor.events, "conductor", Access.ADMIN),
+        OwnRoute("/v1/conductor/watch", monitor.watch, "conductor", Access.ADMIN),
+        OwnRoute("/v1/conductor/sessions/{key}/export", monitor.export, "conductor", Access.ADMIN),
+        OwnRoute("/v1/conductor/sessions/{key}", monitor.session, "conductor", Access.ADMIN),
+        *_document_routes(DocumentRoutes(service)),
         # Everybody may know whether it is well; the rest of the body asks for more.
         OwnRoute("/health", info.health, "health", Access.OPEN),
         OwnRoute("/metrics", info.metrics, "metrics", Access.METRICS),
         OwnRoute("/openapi.json", openapi, "openapi", Access.OPEN),
+    ]
+
+
+def _document_routes(documents: DocumentRoutes) -> list[OwnRoute]:
+    """What the conductor goes by. Changing it asks for the token as a header: it says what rules may do."""
+    one = "/v1/conductor/documents/{name}"
+    return [
+        OwnRoute("/v1/conductor/config", documents.config, "conductor", Access.ADMIN),
+        OwnRoute(one, documents.read, "conductor", Access.ADMIN),
+        OwnRoute(one, documents.put, "conductor", Access.BEARER, ("PUT",)),
+        OwnRoute(f"{one}/versions", documents.versions, "conductor", Access.ADMIN),
+        OwnRoute(f"{one}/schema", documents.schema, "conductor", Access.ADMIN),
+        OwnRoute(f"{one}/restore", documents.restore, "conductor", Access.BEARER, ("POST",)),
     ]
 
 

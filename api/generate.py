@@ -26,7 +26,7 @@ from tandem.api.request import ChatRequest, GenerationRequest
 from tandem.api.service import Service
 from tandem.api.stream import AnswerStream
 from tandem.api.usage import metrics, timings, usage
-from tandem.api.watching import MODE_HEADER
+from tandem.api.watching import MODE_HEADER, PROFILE_HEADER
 from tandem.api.work import Work, chat_work, completion_work
 from tandem.core.engine.request import Generate, Refused
 from tandem.core.plugin import ClientMatch, Tokenizer
@@ -74,27 +74,46 @@ class GenerateRoute:
         except ClientDisconnect:
             return Response(status_code=CLIENT_GONE)
         except Refused as refusal:
-            self._refuse(refusal.code, client)
+            self._service.refused(self._kind.route, refusal.code, client)
             return refused(refusal).response({CLIENT_HEADER: client.kind})
         except ApiError as error:
             return error.response({CLIENT_HEADER: client.kind})
 
     async def _answer(self, request: Request, body: Mapping[str, Any], client: ClientMatch) -> Response | AnswerStream:
         service, kind = self._service, self._kind
-        tokenizer = service.model().tokenizer
+        service.model()  # without one nothing of the request matters
         try:
             ask = await kind.read(service, body)
             ask = service.regenerations.read(ask, body, client, request.headers)
             planned = await kind.work(service, ask, client, request.headers)
         except FieldError as error:
             raise ApiError(400, str(error), param=error.param) from None
-        work = planned.requests
         presenter = service.presenter(ask, client)
         head = Head(
             service.new_id(kind.writer.PREFIX), int(time.time()), service.served_name or "", service.fingerprint
         )
         record = Record(head.id, kind.route, client.kind, client.session, ask.stream, ask.n)
         record.watched(planned.watch, presenter)
+        try:
+            return await self._sent(request, ask, client, planned, presenter, head, record)
+        except Refused:
+            if planned.watch is not None:
+                planned.watch.dropped()
+            raise
+
+    async def _sent(
+        self,
+        request: Request,
+        ask: GenerationRequest,
+        client: ClientMatch,
+        planned: Work,
+        presenter: Presenter,
+        head: Head,
+        record: Record,
+    ) -> Response | AnswerStream:
+        """The answer to a request that was understood. Raises Refused when the engine does not take it."""
+        service, kind, work = self._service, self._kind, planned.requests
+        tokenizer = service.model().tokenizer
         headers = {CLIENT_HEADER: client.kind, **_mode(planned), **_left_out(ask), **_replayed(planned)}
         record.image_tokens = sum(placed.picture.rows for placed in work[0].images)
         record.on_end = partial(service.regenerations.ended, ask, client)
@@ -165,12 +184,6 @@ class GenerateRoute:
         service.ended(record)
         return done
 
-    def _refuse(self, code: str, client: ClientMatch) -> None:
-        """Count a request that the engine did not take."""
-        record = Record("-", self._kind.route, client.kind, client.session, False, reason="refused", detail=code)
-        self._service.metrics.refused(code)
-        self._service.ended(record)
-
 
 def _left_out(ask: GenerationRequest) -> dict[str, str]:
     """The header that says how many images the prompt does not show, when there are any."""
@@ -178,8 +191,10 @@ def _left_out(ask: GenerationRequest) -> dict[str, str]:
 
 
 def _mode(work: Work) -> dict[str, str]:
-    """The header that says in which mode rules watched the answer."""
-    return {MODE_HEADER: work.watch.shown_mode} if work.watch is not None else {}
+    """The headers that say in which mode rules watched the answer, and under which profile."""
+    if work.watch is None:
+        return {}
+    return {MODE_HEADER: work.watch.shown_mode, PROFILE_HEADER: work.watch.request.profile}
 
 
 def _replayed(work: Work) -> dict[str, str]:

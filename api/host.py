@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence as Seq
 from typing import Any
 
 from tandem.api.errors import ApiError, cut_off, failed, waited_too_long
-from tandem.api.plain import ABANDONED, Choices
+from tandem.api.plain import ABANDONED, LAST_WORD_S, Choices
 from tandem.api.presenting import Message, Presenter
 from tandem.api.readers import FieldError
 from tandem.api.record import Record
@@ -52,12 +53,13 @@ class ServedHost:
         Raises ValueError for a wrong argument, RuntimeError when the engine can't take or finish the request.
         """
         service = self._service
+        record: Record | None = None
         try:
             service.check_open()
             body = {**sampling, "messages": [dict(message) for message in messages], "max_tokens": max_tokens}
             ask = await service.read_chat(body)
             work = await chat_work(service, ask, CLIENT, {MODE_HEADER: RAW})
-            record = Record("-", "host", CLIENT.kind, None, stream=False)
+            record = Record("-", "host", CLIENT.kind, None, stream=False, reason=ABANDONED)
             choices = Choices(
                 service.engine,
                 work.requests[:1],
@@ -67,20 +69,28 @@ class ServedHost:
                 record=record,
             )
             done = await choices.run()
+            record.reason = done[0].reason
+            return done[0].message.text
         except FieldError as error:
             raise ValueError(str(error)) from None
-        except (ApiError, Refused) as error:
+        except Refused as refusal:
+            record = None
+            service.refused("host", refusal.code, CLIENT)
+            raise RuntimeError(str(refusal)) from None
+        except ApiError as error:
+            if record is not None:
+                record.reason = "error"
             raise RuntimeError(str(error)) from None
-        record.reason = done[0].reason
-        service.ended(record)
-        return done[0].message.text
+        finally:
+            if record is not None:
+                service.ended(record)
 
     async def chat(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AsyncGenerator[AnswerEvent]:
         """The answer to a chat request, event by event."""
         service = self._service
         listener: RecordedListener | None = None
         client = service.clients.recognise(dict(headers), body)
-        record = Record("-", "host", client.kind, client.session, stream=True)
+        record = Record("-", "host", client.kind, client.session, stream=True, reason=ABANDONED)
         try:
             service.check_open()
             ask = await service.read_chat(body)
@@ -95,13 +105,17 @@ class ServedHost:
         except FieldError as error:
             raise RequestError(400, str(error), error.param) from None
         except ApiError as error:
+            record.reason = "error"
             raise RequestError(error.status, error.message, error.param, error.code, error.retry_after) from None
         except Refused as refusal:
+            service.refused("host", refusal.code, client)
             raise RequestError(503, str(refusal), None, refusal.code, refusal.retry_after) from None
         finally:
             if listener is not None:
-                listener.cancel()
-                service.ended(record)
+                try:
+                    await _last_word(listener, record)
+                finally:
+                    service.ended(record)
 
     async def _events(
         self, listener: RecordedListener, presenter: Presenter, record: Record, streamed: bool, work: Work
@@ -109,16 +123,20 @@ class ServedHost:
         options = self._service.options
         quiet: float = options["keepalive_s"]
         patience: float = options["request_timeout_s" if streamed else "queue_timeout_s"]
-        record.reason = ABANDONED
         message = Message(presenter)
         while True:
             try:
-                events = await asyncio.wait_for(listener.events(), min(quiet, patience))
+                # Not `wait_for`: Python 3.11's forgets that it was cancelled where the events come at that moment, and
+                # an answer that nobody reads would be written to its end.
+                async with asyncio.timeout(min(quiet, patience)):
+                    events = await listener.events()
             except TimeoutError:
                 if listener.waiting and record.total_s >= patience:
                     raise waited_too_long(patience) from None
                 yield Waiting()
                 continue
+            if events and isinstance(events[-1], Finished | Failed):
+                record.heard(events[-1])  # now: whoever reads may leave before this loop is there
             for event in events:
                 if isinstance(event, Piece):
                     message.add(event)
@@ -131,11 +149,8 @@ class ServedHost:
                     call = message.add(event)
                     yield CallDelta(event.index, event.arguments, call.get("id"), event.name)
                 elif isinstance(event, Failed):
-                    record.heard(event)
-                    record.reason = "error"
                     raise failed(event)
                 elif isinstance(event, Finished):
-                    record.heard(event)
                     record.reason = event.reason
                     if event.reason == ABANDONED:
                         raise cut_off()
@@ -144,3 +159,12 @@ class ServedHost:
                     cost = usage([event.stats], images=work.requests[0].images)
                     yield AnswerEnd(event.reason, cost, event.detail, event.stop)
                     return
+
+
+async def _last_word(listener: RecordedListener, record: Record) -> None:
+    """The engine's counts of an answer whose reader left, where they are not there yet."""
+    listener.cancel()
+    if not record.stats:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORD_S):
+                record.heard(await listener.last())

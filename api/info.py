@@ -79,8 +79,10 @@ class InfoRoutes:
             "sampling": {"regenerate": service.regenerations.told()},
             "caches": snapshot["caches"],
             "cache_events": snapshot["cache_events"],
+            "conductor": {**service.conductor.report(), "journal": service.conductor.journal.report()},
             "replay": service.replay_stats(),
             "memory": snapshot.get("memory", {}),
+            "ledger": service.ledger_state(),
             "plugins": {
                 "states": dict(Counter(record["state"] for record in records)),
                 "failed": [record for record in records if record["state"] == "failed"],

@@ -8,10 +8,11 @@ from typing import Any
 
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from tandem.api.record import Record
+from tandem.core.conductor import Conductor
 from tandem.core.engine.engine import Engine
 
 PREFIX = "tandem"
@@ -39,6 +40,13 @@ MEMORY_COUNTS = (
     ("shed_bytes", "Bytes that caches gave back for requests."),
     ("waits", "Requests that waited for memory."),
     ("refused", "Requests that were refused for want of memory."),
+)
+CONDUCTOR_COUNTS = (
+    ("hidden_tokens", "Tokens that the model read and the client did not see.", "task"),
+    ("acts", "Decisions that were done and changed an answer.", "task"),
+    ("faults", "Checks that failed.", "rule"),
+    ("asked", "Questions that rules put to the model.", "task"),
+    ("asked_failed", "Those of them that it could not be asked.", "task"),
 )
 RATES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000)
 
@@ -77,6 +85,7 @@ class Metrics:
         build = Gauge(f"{PREFIX}_build_info", "What is running.", sorted(info), registry=self.registry)
         build.labels(**info).set(1)
         self.registry.register(_EngineState(engine, self.started))
+        self.registry.register(_ConductorState(engine.conductor))
 
     def http(self, route: str, code: int) -> None:
         self._http.labels(route, str(code)).inc()
@@ -188,3 +197,34 @@ class _EngineState(Collector):
     @staticmethod
     def _gauge(name: str, doc: str, value: float) -> GaugeMetricFamily:
         return GaugeMetricFamily(f"{PREFIX}_{name}", doc, value)
+
+
+class _ConductorState(Collector):
+    """What rules did, as the journal counts it."""
+
+    def __init__(self, conductor: Conductor) -> None:
+        self._conductor = conductor
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        counts = self._conductor.journal.counts()
+        labels = ["task", "action", "mode", "done"]
+        decisions = CounterMetricFamily(f"{PREFIX}_conductor_decisions", "What rules decided.", labels=labels)
+        for one, number in counts.decisions.items():
+            decisions.add_metric([one.task, one.action, one.mode, str(one.done).lower()], number)
+        yield decisions
+        for name, doc, label in CONDUCTOR_COUNTS:
+            metric = CounterMetricFamily(f"{PREFIX}_conductor_{name}", doc, labels=[label])
+            for key, number in getattr(counts, name).items():
+                metric.add_metric([key], number)
+            yield metric
+        closed = SummaryMetricFamily(
+            f"{PREFIX}_conductor_closed_reasoning_tokens", "Reasoning tokens when it was closed.", labels=["task"]
+        )
+        for task, closes in counts.closes.items():
+            closed.add_metric([task], count_value=closes, sum_value=counts.closed_tokens[task])
+        yield closed
+        off = len(self._conductor.supervisor.off)
+        yield GaugeMetricFamily(f"{PREFIX}_conductor_rules_off", "Rules that were switched off for their faults.", off)

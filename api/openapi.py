@@ -26,6 +26,7 @@ ERRORS: Mapping[int, str] = {
     400: "The body, or a field of it, is wrong; `param` names the field.",
     401: "The route asks for a token.",
     404: "There is no such thing.",
+    409: "Somebody else changed it in the meantime.",
     413: "The body is larger than the server reads.",
     429: "A request without a stream waited too long for its place.",
     500: "The server's own fault.",
@@ -46,6 +47,7 @@ class About:
     """The request's name among the schemas."""
 
 
+# By the path, or where a path takes several methods by method and path.
 ROUTES: Mapping[str, About] = {
     "/v1/chat/completions": About(
         "Answers a conversation, whole or as a stream.", "ChatCompletion", GENERATION, "ChatRequest"
@@ -77,6 +79,42 @@ ROUTES: Mapping[str, About] = {
     "/v1/cache/clear": About(
         "Empties every cache tier and forgets earlier turns; running answers go on.", "CacheCleared", (401,)
     ),
+    "/v1/conductor/config": About(
+        "The conductor's documents as they are in force, and what is wrong with newer versions.", "Config", (401,)
+    ),
+    "GET /v1/conductor/documents/{name}": About(
+        "One document: `profiles`, `settings` or `monitor`; `?version=N` asks for an older version.",
+        "ConductorDocument",
+        (400, 401, 404, 503),
+    ),
+    "PUT /v1/conductor/documents/{name}": About(
+        "Makes a new version of a document; the next request goes by it.",
+        "ConductorDocument",
+        (400, 401, 404, 409, 413, 503),
+        "DocumentRequest",
+    ),
+    "/v1/conductor/documents/{name}/versions": About(
+        "Every version of a document, the newest first: when, why, and whether it is in force.",
+        "VersionList",
+        (401, 404),
+    ),
+    "/v1/conductor/documents/{name}/schema": About("The document's JSON Schema.", "JsonSchema", (401, 404)),
+    "/v1/conductor/documents/{name}/restore": About(
+        "Brings an old version of a document back, as a new one.",
+        "ConductorDocument",
+        (400, 401, 404, 409, 413, 503),
+        "RestoreRequest",
+    ),
+    "/v1/conductor/events": About(
+        "What rules decided, newest first: `limit`, `since`, `task`, `session`, `action`.", "Decisions", (400, 401)
+    ),
+    "/v1/conductor/watch": About(
+        "Every session that is remembered, with what each task knows of it.", "Sessions", (401,)
+    ),
+    "/v1/conductor/sessions/{key}": About("One session's decisions, oldest first.", "Timeline", (401, 404)),
+    "/v1/conductor/sessions/{key}/export": About(
+        "The same as a page (`format=md`) or as JSON (`format=json`).", None, (400, 401, 404)
+    ),
     "/health": About("Is it taking requests: 200, or 503 while it drains.", "Health", (503,)),
     "/metrics": About("Counters and times for Prometheus.", None, (401,)),
     "/openapi.json": About("These routes and every field of their requests as an OpenAPI 3.1 document.", "Document"),
@@ -94,8 +132,8 @@ def document(version: str, routes: Iterable[BaseRoute]) -> dict[str, Any]:
     for route in routes:
         if isinstance(route, Route):
             path = re.sub(r":\w+}", "}", route.path)
-            about = ROUTES.get(path)
             for method in sorted((route.methods or set()) - {"HEAD"}):
+                about = ROUTES.get(f"{method} {path}") or ROUTES.get(path)
                 operation = _operation(about) if about else _of_a_plugin(route)
                 paths.setdefault(path, {})[method.lower()] = {
                     "operationId": _name(method, path),
@@ -198,6 +236,8 @@ def _property(field: Field, *, nullable: bool) -> dict[str, Any]:
     return {**described, **field.schema}
 
 
+NOTE: Schema = {"type": "string", "minLength": 1, "maxLength": 1000, "description": "Why it changes."}
+
 REQUESTS: Mapping[str, Schema] = {
     "ChatRequest": request_schema(TABLES["chat"], "messages"),
     "CompletionRequest": request_schema(TABLES["completions"], "prompt"),
@@ -207,6 +247,23 @@ REQUESTS: Mapping[str, Schema] = {
         "properties": {
             "id": {"type": "string", "minLength": 1, "description": "The id that every chunk of the answer carries."},
             "action": {"const": "end_thinking"},
+        },
+    },
+    "DocumentRequest": {
+        "type": "object",
+        "required": ["value", "note"],
+        "properties": {
+            "value": {"type": "object", "description": "The whole document, as its schema has it."},
+            "note": NOTE,
+            "base": {"type": ["integer", "null"], "minimum": 0, "description": "The version that it was made from."},
+        },
+    },
+    "RestoreRequest": {
+        "type": "object",
+        "required": ["version", "note"],
+        "properties": {
+            "version": {"type": "integer", "minimum": 0, "description": "The version to bring back; 0 is as shipped."},
+            "note": NOTE,
         },
     },
 }

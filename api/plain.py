@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.types import Receive
 
@@ -84,9 +84,11 @@ class Choices:
                         listener = self._submit(request)
                     except Refused as refusal:
                         # The queue is full of others; a place comes free when one of these ends.
-                        if refusal.code != "queue_full" or not running:
+                        if refusal.code != "queue_full" or not (running or done):
                             raise
-                        break
+                        if running:
+                            break
+                        listener = self._submit(replace(request, follows=True))
                     waiting.popleft()
                     running[asyncio.ensure_future(self._collect(listener))] = index
                 for task in (await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED))[0]:

@@ -49,6 +49,8 @@ class Record:
     def watched(self, watch: Watch | None, presenter: Presenter) -> None:
         """The request is under supervision, and the presenter names its calls."""
         self.watch, self.call_ids = watch, presenter.made
+        if watch is not None:
+            watch.begun()
 
     def heard(self, last: Finished | Failed) -> None:
         """A choice has ended."""
@@ -128,4 +130,8 @@ class Record:
             first_text_ms=first,
             total_ms=self.total_s * 1e3,
             wait_mem_ms=sum(choice.wait_mem_ms for choice in stats),
+            hidden_tokens=sum(choice.hidden_tokens for choice in stats),
+            hidden_prompt_tokens=sum(choice.hidden_prompt_tokens for choice in stats),
+            acts=self.watch.acts if self.watch is not None else 0,
+            mode=self.watch.shown_mode if self.watch is not None else "",
         )

@@ -78,7 +78,7 @@ class Regenerations:
             return ask
         client_set_sampling = any(body.get(name) is not None for name in SAMPLING_FIELDS)
         sampling = self.sampling_for(client.session, ask.messages, ask.sampling, client_set_sampling, wish)
-        return ask if sampling is ask.sampling else replace(ask, sampling=sampling)
+        return ask if sampling is ask.sampling else replace(ask, sampling=sampling, regenerated=True)
 
     def ended(self, ask: GenerationRequest, client: ClientMatch, record: Record) -> None:
         """A request that `read` saw is over; remember it when it was answered."""

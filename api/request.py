@@ -46,6 +46,8 @@ class GenerationRequest:
     cache: bool
     sampling_asked: bool = False
     """The client named one of the settings of how tokens are drawn."""
+    regenerated: bool = False
+    """A conversation that was answered is sent again, so that another answer is drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

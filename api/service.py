@@ -188,6 +188,10 @@ class Service:
         """Raises FieldError for the first wrong field."""
         return read_completion(body, self.model().tokenizer.vocab_size, self.defaults)
 
+    def ledger_state(self) -> dict[str, Any]:
+        """Rows that were written and lost since the start, and why the last ones were; empty without a ledger."""
+        return {**self.ledger.stats(), "error": self.ledger.error} if self.ledger is not None else {}
+
     def close(self) -> None:
         """The server is down."""
         self._images.close()
@@ -196,14 +200,18 @@ class Service:
         if self.ledger is not None:
             self.ledger.close()
 
-    async def chat_prompt(self, ask: ChatRequest, note: str = "", *, thinks: bool = True) -> Rendered:
-        """The conversation as text and token ids, with the notes that it was given, and a new one at its end. Without
-        `thinks` a reasoning block that the template opens is closed at once. Raises ApiError when the template refuses
-        it."""
-        size = sum(len(content_text(message)) for message in ask.messages)
-        return await self._off_loop(partial(self._render, ask, note, thinks), size, "messages")
+    async def chat_prompt(
+        self, ask: ChatRequest, note: str = "", *, thinks: bool = True, raw: bool = False
+    ) -> Rendered:
+        """The conversation as text and token ids, with the notes that it was given, and a new one at its end.
 
-    def _render(self, ask: ChatRequest, note: str, thinks: bool) -> Rendered:
+        Without `thinks` a reasoning block that the template opens is closed at once. With `raw` nothing stands in it
+        that the client did not send or the model did not write for it. Raises ApiError when the template refuses it.
+        """
+        size = sum(len(content_text(message)) for message in ask.messages)
+        return await self._off_loop(partial(self._render, ask, note, thinks, raw), size, "messages")
+
+    def _render(self, ask: ChatRequest, note: str, thinks: bool, raw: bool) -> Rendered:
         prompt, replays, notes = self._prompt, self._replays, self._notes
         assert prompt is not None
         assert replays is not None
@@ -211,15 +219,16 @@ class Service:
         last = ask.messages[-1]
         continued = last["role"] == "assistant" and not last.get("tool_calls")
         found = replays.find(ask.messages)
+        turns = {place: turn for place, turn in found.turns.items() if not (raw and turn.hidden)}
         switches = {"add_generation_prompt": not continued, **ask.template_kwargs}
         if note and not continued:
             notes.keep(found.context, note)
-        noted = notes.find(found.contexts)
+        noted = {} if raw else notes.find(found.contexts)
         messages = notes.marked(ask.messages, noted) if noted else ask.messages
         pieces: Pieces = []
         replayed = 0
-        if found.turns:
-            pieces, replayed = replays.splicer.render(messages, found.turns, ask.template_tools, **switches)
+        if turns:
+            pieces, replayed = replays.splicer.render(messages, turns, ask.template_tools, **switches)
         text = pieces.pop() if pieces else prompt.render(messages, ask.template_tools, **switches)
         assert isinstance(text, str)
         if continued:
@@ -289,10 +298,17 @@ class Service:
             )
         return min(max_tokens, limit - prompt_tokens)
 
+    def refused(self, route: str, code: str, client: ClientMatch) -> None:
+        """Count a request that the engine did not take."""
+        self.metrics.refused(code)
+        self.ended(Record("-", route, client.kind, client.session, False, reason="refused", detail=code))
+
     def ended(self, record: Record) -> None:
         """A request is over: one log line, and the counters."""
         if record.watch is not None:
             record.watch.ended(record.call_ids)
+            tokens = sum(choice.completion_tokens for choice in record.stats)
+            record.watch.outcome("" if record.id == "-" else record.id, record.reason, tokens)
         record.write()
         self.metrics.ended(record)
         if self.ledger is not None:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -98,7 +99,7 @@ class AnswerStream:
                     self._record.reason = ABANDONED
                     return
                 if index:
-                    self._listener = RecordedListener(self._service.engine, request)
+                    self._listener = RecordedListener(self._service.engine, replace(request, follows=True))
                 if not await self._follow(last_choice=index == len(self._work) - 1):
                     return
         except Refused as refusal:

@@ -9,13 +9,19 @@ from dataclasses import replace
 from tandem.api.documents import Document, structured_outputs
 from tandem.api.readers import FieldError, Place
 from tandem.api.request import ChatRequest, GenerationRequest
-from tandem.core.conductor import MODES, Conductor, Plan, Watch
+from tandem.core.conductor import MODES, Conductor, Plan, Profile, UnknownProfile, Watch
 from tandem.core.conductor.history import calls_of_turn, past_calls
 from tandem.core.engine.request import Sampling, Thinking
 from tandem.core.plugin import ClientMatch, RequestEvent, SafePoint, Tool
 
 MODE_HEADER = "x-tandem"
 """`raw`, `shadow` or `on`: lowers what rules may do in this request. Every answer says in which mode it was written."""
+
+PROFILE_HEADER = "x-tandem-profile"
+"""The profile that a request wants to be served under. Every answer says under which one it was."""
+
+COMPACTION = "compaction"
+"""The kind of side request that has the conversation summed up."""
 
 
 def asked_mode(headers: Mapping[str, str]) -> str | None:
@@ -31,11 +37,24 @@ def asked_mode(headers: Mapping[str, str]) -> str | None:
     return word
 
 
+def profile_of(
+    conductor: Conductor, headers: Mapping[str, str], client: ClientMatch, *, offers_tools: bool = False
+) -> Profile:
+    """The profile of a request. Raises FieldError for the name of one that is not there."""
+    value = headers.get(PROFILE_HEADER)
+    try:
+        asked = None if value is None else value.strip()
+        return conductor.profile_of(client.kind, asked, offers_tools=offers_tools)
+    except UnknownProfile as error:
+        raise FieldError("X-Tandem-Profile", str(error)) from None
+
+
 def begin_chat(
     conductor: Conductor,
     ask: ChatRequest,
     client: ClientMatch,
     mode: str | None,
+    profile: Profile,
     *,
     prompt_tokens: int,
     max_tokens: int,
@@ -45,7 +64,9 @@ def begin_chat(
 ) -> Watch:
     """The supervision of a chat request."""
     sessions = conductor.sessions
-    key = "" if client.side is not None else sessions.key(client.kind, client.session, ask.messages)
+    # A side request leaves its session alone, but for the one that tells of a compaction, where the client says whose.
+    joins = client.side is None or (client.side == COMPACTION and client.session is not None)
+    key = sessions.key(client.kind, client.session, ask.messages) if joins else ""
     calls = past_calls(ask.messages)
     timed, new = sessions.begun(sessions.of(key), calls) if key else (tuple(calls), ())
     event = RequestEvent(
@@ -61,23 +82,28 @@ def begin_chat(
         thinking_asked=ask.wish.on,
         budget=ask.wish.cap,
         sampling_asked=ask.sampling_asked,
+        regenerated=ask.regenerated,
         side=client.side,
         session=key,
         calls=timed,
         turn_calls=calls_of_turn(ask.messages, timed),
         new_calls=new,
     )
-    watch = conductor.begin(event, mode)
-    watch.begun()
-    return watch
+    return conductor.begin(event, mode, profile)
 
 
 def begin_plain(
-    conductor: Conductor, ask: GenerationRequest, client: ClientMatch, mode: str | None, prompt_tokens: int, room: int
+    conductor: Conductor,
+    ask: GenerationRequest,
+    client: ClientMatch,
+    mode: str | None,
+    profile: Profile,
+    prompt_tokens: int,
+    room: int,
 ) -> Watch:
     """The supervision of one prompt of a plain completion."""
     event = RequestEvent((), prompt_tokens, room, client.kind, n=ask.n, sampling_asked=ask.sampling_asked)
-    return conductor.begin(event, mode)
+    return conductor.begin(event, mode, profile)
 
 
 async def planned(watch: Watch) -> Plan:

@@ -20,9 +20,10 @@ from tandem.api.watching import (
     document_of,
     hidden_closing,
     planned,
+    profile_of,
     sampled,
 )
-from tandem.core.conductor import Watch
+from tandem.core.conductor import RAW, Watch
 from tandem.core.engine.request import Generate, Rank, SharedPrompt, Thinking
 from tandem.core.plugin import ClientMatch
 
@@ -49,16 +50,18 @@ async def chat_work(
     what the answer should be can't be turned into a constraint; FieldError for a header that is wrong."""
     notation, conductor = service.notation, service.conductor
     mode = asked_mode(headers)
-    ask = replace(ask, messages=tuple(conductor.rewritten(ask.messages, mode)))
-    rendered = await service.chat_prompt(ask)
-    room = _room(service, rendered.ids, ask, "messages")
     wanted = bool(ask.tools) and ask.tool_choice.mode != "none"
+    profile = profile_of(conductor, headers, client, offers_tools=wanted)
+    ask = replace(ask, messages=tuple(conductor.rewritten(ask.messages, mode, profile)))
+    rendered = await service.chat_prompt(ask, raw=conductor.mode_of(mode, profile) == RAW)
+    room = _room(service, rendered.ids, ask, "messages")
     tools = offered_tools(ask.tools) if wanted else ()
     watch = begin_chat(
         conductor,
         ask,
         client,
         mode,
+        profile,
         prompt_tokens=len(rendered.ids) - sum(map(len, rendered.hidden)),
         max_tokens=room,
         tools=tools,
@@ -131,11 +134,12 @@ async def completion_work(
     header that is wrong."""
     work: list[Generate] = []
     mode = asked_mode(headers)
+    profile = profile_of(service.conductor, headers, client)
     watch: Watch | None = None
     for plain in ask.prompts:
         ids = await service.plain_prompt(plain)
         room = _room(service, ids, ask, "prompt")
-        watch = begin_plain(service.conductor, ask, client, mode, len(ids), room)
+        watch = begin_plain(service.conductor, ask, client, mode, profile, len(ids), room)
         plan = await planned(watch)
         first = Generate(
             prompt=ids,

@@ -98,12 +98,12 @@ class Tandem(Peer):
     def __init__(self, threads: int, options: dict[str, Any]) -> None:
         import torch
 
-        from tandem.core.engine.options import SERVER_OPTIONS
+        from tandem.core.engine.options import SECTIONS
         from tandem.core.engine.thread import ModelThread
         from tandem.core.kernel import assemble, load_manifest
 
         torch.set_num_threads(threads)
-        manifest = load_manifest({"tandem": 1, "extends": "default", **options}, sections={"server": SERVER_OPTIONS})
+        manifest = load_manifest({"tandem": 1, "extends": "default", **options}, sections=SECTIONS)
         # Loaded, measured and served on one thread, as the server does it.
         self._thread = ModelThread()
         self._platform = self._thread.run(lambda: assemble(manifest))

@@ -126,11 +126,11 @@ def served(*overrides: str) -> Iterator[Served]:
     from tandem.api.app import build_app
     from tandem.api.listening import DrainingServer, bind, serve_until_stopped
     from tandem.core.engine.engine import Engine
-    from tandem.core.engine.options import SERVER_OPTIONS
+    from tandem.core.engine.options import SECTIONS
     from tandem.core.engine.request import Event, Generate, Piece, Sink
     from tandem.core.kernel import assemble, load_manifest
 
-    manifest = load_manifest("scripted", overrides=overrides, sections={"server": SERVER_OPTIONS})
+    manifest = load_manifest("scripted", overrides=overrides, sections=SECTIONS)
     platform = assemble(manifest)
     engine = Engine(platform)
     sent: dict[int, list[list[int]]] = defaultdict(list)

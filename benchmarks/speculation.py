@@ -162,13 +162,13 @@ class Bench:
     def __init__(self, setup: Setup, threads: int) -> None:
         import torch
 
-        from tandem.core.engine.options import SERVER_OPTIONS
+        from tandem.core.engine.options import SECTIONS
         from tandem.core.engine.prompt import Prompt as Template
         from tandem.core.kernel import assemble, load_manifest
 
         torch.set_num_threads(threads)
         manifest = {"tandem": 1, "model": setup.model, "drafters": list(setup.drafters), "choosers": [STAIRCUT]}
-        self.platform = assemble(load_manifest(manifest, sections={"server": SERVER_OPTIONS}))
+        self.platform = assemble(load_manifest(manifest, sections=SECTIONS))
         self.model: Any = self.platform.model
         self.template = Template(self.model)
         with torch.inference_mode():

@@ -16,6 +16,11 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "plugins": ("tandem.api.command.plugins:plugins_command", "List every installed plugin."),
     "explain": ("tandem.api.command.explain:explain_command", "Explain a plugin, an option or a kind of plugin."),
     "new": ("tandem.api.command.new:new_command", "Write the package of a new plugin."),
+    "rules": ("tandem.api.command.rules:rules_command", "List the rules, or replay one over a recorded conversation."),
+    "policy": (
+        "tandem.api.command.policy:policy_command",
+        "Check a policy of the session monitor, or print its schema.",
+    ),
     "verify-exactness": (
         "tandem.api.command.verify:verify_command",
         "Prove on a checkpoint that drafting never changes a token.",

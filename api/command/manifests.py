@@ -10,6 +10,7 @@ from typing import IO, Any
 import click
 
 from tandem.api.auth import read_gate
+from tandem.core.conductor import check_policy
 from tandem.core.engine.options import SECTIONS
 from tandem.core.kernel import Manifest, ManifestError, Registry, StartError, load_manifest
 
@@ -17,9 +18,11 @@ from tandem.core.kernel import Manifest, ManifestError, Registry, StartError, lo
 def read_manifest(
     source: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), *, registry: Registry | None = None
 ) -> Manifest:
-    """`load_manifest` with the sections that this server knows, its tokens checked. Raises `ManifestError`."""
+    """`load_manifest` with the sections that this server knows, its tokens and its policy checked. Raises
+    `ManifestError`."""
     manifest = load_manifest(source, overrides=overrides, sections=SECTIONS, registry=registry)
     read_gate(manifest)
+    check_policy(manifest)
     return manifest
 
 

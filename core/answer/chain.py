@@ -140,6 +140,11 @@ class Answer:
         return self._gate.items() if self._gate is not None else []
 
     @property
+    def waiting_tokens(self) -> int:
+        """How many of the last tokens wait at the gate: nothing of them went out. Exact once the answer has ended."""
+        return self._gate.tokens if self._gate is not None else 0
+
+    @property
     def open_call(self) -> OpenView | None:
         """The call that is being written."""
         if self._calls is None or self._calls.writing is None:
@@ -160,6 +165,8 @@ class Answer:
         out += self._from_stops(self._stops.end())
         if self._calls is not None:
             out += self._from_calls(self._calls.end(cut))
+        if self._gate is not None and not self._gate.holding:
+            out += self._keep(self._gate.settle())
         if self._stray is not None:
             out += self._keep(self._stray.end())
         return out + self._flushed()

@@ -33,14 +33,22 @@ class CallGate:
     it through, and remembers it.
 
     A block that could not be read as a call comes as text that begins with the family's `opener`; it is held too.
-    Holds back nothing else: the parser before it has done so already.
+    Tokens without text are the parser's, which waits for what they become; they stay with the text or the call that
+    follows them. Holds back nothing else: the parser before it has done so already.
     """
 
     def __init__(self, opener: str | None, hold: bool = True) -> None:
         self.holds = hold
         self._opener = opener
         self._held: Events = []
+        self._undecided: list[Piece] = []
+        """Tokens without text, in front of what nobody knows yet."""
         self.holding = False
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens wait here."""
+        return sum(event.tokens for event in self._held if isinstance(event, Piece)) if self.holds else 0
 
     def feed(self, events: Seq[Piece | CallPiece]) -> Events:
         """What may go out at once."""
@@ -49,9 +57,13 @@ class CallGate:
             return list(events)
         out: Events = []
         for event in events:
-            if not self.holding and not self._begins(event):
-                out.append(event)
+            if not self.holding and isinstance(event, Piece) and not event.text:
+                self._undecided.append(event)
                 continue
+            if not self.holding and not self._begins(event):
+                out += [*self.settle(), event]
+                continue
+            self._held += self.settle()
             if not self.holding and isinstance(event, Piece) and self._opener:
                 before, _, _ = event.text.partition(self._opener)
                 if before:
@@ -60,6 +72,11 @@ class CallGate:
             self.holding = True
             self._held.append(event)
         return out
+
+    def settle(self) -> list[Piece]:
+        """The tokens without text that came last; nothing follows that they could belong to."""
+        undecided, self._undecided = self._undecided, []
+        return undecided
 
     def items(self) -> list[HeldCall | HeldBlock]:
         """What waits, in order: calls, and blocks that could not be read."""
@@ -94,7 +111,7 @@ class CallGate:
 
     def drop(self) -> Events:
         """Nothing waits any more; what did is returned."""
-        held, self._held, self.holding = self._held, [], False
+        held, self._held, self.holding = [*self._held, *self.settle()], [], False
         return held
 
     def _remembers(self, event: Piece | CallPiece) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 import time
@@ -12,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.core.plugin import AskError
+
+log = logging.getLogger("tandem.conductor")
 
 GRACE = 10
 """A check that passed its time is waited for this many times as long: other threads may be what keeps it."""
@@ -99,7 +102,9 @@ class _Job:
 class _Worker:
     """A thread that does jobs until it is told None."""
 
-    def __init__(self) -> None:
+    def __init__(self, ended: Callable[[_Worker], None]) -> None:
+        """`ended(worker)` is called when its thread is about to end."""
+        self._ended = ended
         self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.messages: queue.SimpleQueue[tuple[str, Seq[str]] | None] = queue.SimpleQueue()
         """Questions to the waiting thread; None = all of a job is done."""
@@ -109,6 +114,7 @@ class _Worker:
     def _run(self) -> None:
         while (job := self.jobs.get()) is not None:
             job.run()
+        self._ended(self)
 
 
 class Desk:
@@ -117,7 +123,7 @@ class Desk:
     def __init__(self, budget_s: float = 0.02) -> None:
         self.budget_s = budget_s
         self._idle: list[_Worker] = []
-        self._lost = 0
+        self._lost: set[_Worker] = set()
         self._lock = threading.Lock()
 
     def ask(self, checks: Seq[Check], about: Any, answer: Answerer | None = None) -> list[Outcome]:
@@ -171,13 +177,21 @@ class Desk:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-            return _Worker() if self._lost < LOST else None
+            if len(self._lost) < LOST:
+                return _Worker(self._back)
+        log.warning("%d rules hang; no rule is asked until one of them comes back", LOST)
+        return None
 
     def _lose(self, worker: _Worker) -> None:
         """The worker hangs. Should it ever come back, it ends."""
         with self._lock:
-            self._lost += 1
+            self._lost.add(worker)
         worker.jobs.put(None)
+
+    def _back(self, worker: _Worker) -> None:
+        """A worker ends; one that hung hangs no longer."""
+        with self._lock:
+            self._lost.discard(worker)
 
 
 def _answered(answer: Answerer | None, question: str, options: Seq[str]) -> list[float] | Exception:

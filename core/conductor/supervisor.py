@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from tandem.core.conductor.acts import FREE, HIDDEN, NEEDED, Act, Plan, Verdict, actions_of, name_of, planned
 from tandem.core.conductor.desk import Answerer, Check, Desk, Line
-from tandem.core.conductor.journal import Entry, Journal
+from tandem.core.conductor.journal import Entry, Journal, Label, Outcome, checker_result
 from tandem.core.conductor.roster import ON, RAW, SHADOW, Caps, Post, Roster, lowest
 from tandem.core.conductor.sessions import Sessions, SessionState
-from tandem.core.plugin import Action, ActionKind, IdleEvent, RequestEvent, SafePoint, Task, WrittenCall
+from tandem.core.plugin import Action, ActionKind, AskError, IdleEvent, RequestEvent, SafePoint, Task, WrittenCall
 from tandem.core.plugin.rule import ALLOWED, Event
 
 log = logging.getLogger("tandem.conductor")
@@ -25,53 +26,8 @@ FAULTS = 3
 """This many faults of a rule within FAULT_WINDOW_S seconds switch it off."""
 FAULT_WINDOW_S = 60.0
 
-HIDDEN = frozenset({ActionKind.CLOSE_REASONING, ActionKind.CONTINUE, ActionKind.REGENERATE_CALL})
-"""What makes the model write on hidden from the client. Beyond the caps the answer ends instead."""
-NEEDED = frozenset({"words", "arguments", "then", "document", "give_up"})
-"""Parts of an action's detail that are for the action alone, and not for the journal."""
-FREE = frozenset({ActionKind.NOTIFY, ActionKind.MASK, ActionKind.SET_SAMPLING})
-"""What the caps do not count."""
-
 Fail = Callable[[str, str], None]
 ReadCalls = Callable[[str], tuple[list[WrittenCall], str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Act:
-    """An action that is to be done."""
-
-    post: Post
-    action: Action
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What SP4 decided about a request."""
-
-    note: str = ""
-    """Added to the prompt's tail, hidden."""
-    think: tuple[int, str] | None = None
-    """The most reasoning tokens, and what closes the reasoning then."""
-    document: Mapping[str, Any] | None = None
-    """What constrains the answer."""
-    sampling: Mapping[str, float] | None = None
-    masks: Mapping[str, str] = field(default_factory=dict)
-    give_up: str | None = None
-    """The sentence that is the whole answer."""
-    by: str = ""
-    """The task that gave up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What becomes of the calls that are held."""
-
-    repairs: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    """Index -> the arguments to send instead."""
-    again: bool = False
-    """The model was told to write the calls again, and none of these goes out."""
-    give_up: str | None = None
-    by: str = ""
 
 
 class Supervisor:
@@ -188,7 +144,14 @@ class _Surroundings:
         return self._watch.read_calls(text)
 
     def ask(self, question: str, options: Seq[str]) -> list[float]:
-        return self.line.ask(question, options)
+        journal = self._watch.supervisor.journal
+        try:
+            odds = self.line.ask(question, options)
+        except AskError:
+            journal.asked(self._post.task.name, failed=True)
+            raise
+        journal.asked(self._post.task.name, failed=False)
+        return odds
 
 
 @dataclass(slots=True)
@@ -256,9 +219,10 @@ class Watch:
             if plan.give_up is not None or not wanted or not self._may(post, action):
                 self._seen(post, SafePoint.SP4, action)
                 continue
-            planned = _planned(plan, post, action, self.request)
-            self._journal(post, SafePoint.SP4, action, done=planned is not None)
-            plan = planned or plan
+            further = planned(plan, post, action, self.request)
+            read = self.supervisor.tokens(action.text) if further and action.kind is ActionKind.PROMPT_TAIL_NOTE else 0
+            self._journal(post, SafePoint.SP4, action, done=further is not None, tokens=read)
+            plan = further or plan
         return plan
 
     def at(self, point: SafePoint, event: Event, answer: Answerer | None = None) -> Act | None:
@@ -302,7 +266,7 @@ class Watch:
             reason = "no room"
         if not reason:
             for act in again:
-                self.done(act, SafePoint.SP3)
+                self.done(act, SafePoint.SP3, tokens=self.supervisor.tokens(act.action.text))
             return Verdict(again=True, by=again[0].post.task.name)
         must = [act for act in again if act.action.detail.get("fallback") != "release"]
         for act in again:
@@ -362,10 +326,22 @@ class Watch:
         """The request was taken."""
         self.session.running += 1
         self.session.client, self.session.profile = self.request.client, self.request.profile
+        said = [said for call in self.request.new_calls if (said := checker_result(call.result or ""))]
+        if said and self.session.key:
+            self.supervisor.journal.labelled(Label(self.session.key, self.number, said[-1]))
+
+    def dropped(self) -> None:
+        """The engine did not take the request."""
+        self.session.running = max(0, self.session.running - 1)
+        self.outcome("", "refused", 0)
 
     def ended(self, call_ids: Seq[str] = ()) -> None:
         """The request is over; its answer has these calls."""
         self.supervisor.sessions.ended(self.session, call_ids)
+
+    def outcome(self, answer: str, reason: str, completion_tokens: int) -> None:
+        """Journal what became of the request: the answer's id, how it ended, its length."""
+        self.supervisor.journal.ended(Outcome(self.number, answer, reason, completion_tokens))
 
     # ------------------------------------------------------------------------------------------------- its parts
 
@@ -390,7 +366,7 @@ class Watch:
         duty = self._duty(point, acting)
         if not duty.posts:
             return []
-        desk = self.supervisor.desk
+        desk, journal = self.supervisor.desk, self.supervisor.journal
         wanted: list[tuple[Post, Action]] = []
         for post, outcome in zip(duty.posts, desk.ask(duty.checks, event, answer), strict=True):
             if outcome.fault:
@@ -399,13 +375,13 @@ class Watch:
                 continue
             if outcome.seconds > desk.budget_s:
                 self._late(post, point, outcome.seconds)
-            if outcome.value is None:
-                continue
-            actions = _actions(outcome.value)
+            actions = [] if outcome.value is None else actions_of(outcome.value)
             if isinstance(actions, str):
                 self._fault(post, point, actions)
-            else:
-                wanted += [(post, action) for action in actions]
+                continue
+            if not actions:
+                journal.passed(post.task.name, post.task.mode)
+            wanted += [(post, action) for action in actions]
         return wanted
 
     def _duty(self, point: SafePoint, acting: bool) -> _Duty:
@@ -439,7 +415,7 @@ class Watch:
         return Action.give_up(self.roster.give_up, f"{action.reason}, {why}") if why else action
 
     def _is_twice(self, act: Act) -> bool:
-        return self._last == _name(act)
+        return self._last == name_of(act)
 
     def _seen(self, post: Post, point: SafePoint, action: Action, event: Event | None = None) -> None:
         """Journal what nothing came of but the entry; a note to the journal is done by that."""
@@ -449,11 +425,12 @@ class Watch:
         self, post: Post, point: SafePoint, action: Action, *, done: bool, event: Event | None = None, tokens: int = 0
     ) -> None:
         if action.kind is ActionKind.PASS and not action.reason:
+            self.supervisor.journal.passed(post.task.name, post.task.mode)
             return
         if done and action.kind is not ActionKind.NOTIFY:
             self.acted = True
             if action.kind in HIDDEN:
-                self._last = _name(Act(post, action))
+                self._last = name_of(Act(post, action))
             if action.kind not in FREE:
                 self.acts += 1
                 if self.session.key:
@@ -512,33 +489,3 @@ class Watch:
 
 def _with_task(function: Callable[[Any, Task], Any], task: Task, about: Any) -> Any:
     return function(about, task)
-
-
-def _name(act: Act) -> tuple[str, ActionKind, str]:
-    """What makes two hidden actions the same: the task, the kind, and the word of the reason."""
-    return act.post.task.name, act.action.kind, act.action.reason.partition("(")[0]
-
-
-def _actions(value: Any) -> list[Action] | str:
-    """A check's result as a list, or what is wrong with it."""
-    given = [value] if isinstance(value, Action) else value
-    if not isinstance(given, list | tuple) or not all(isinstance(action, Action) for action in given):
-        return f"returned {type(value).__name__}, not an Action or None"
-    return list(given)
-
-
-def _planned(plan: Plan, post: Post, action: Action, request: RequestEvent) -> Plan | None:
-    """The plan with the action in it; None when there is no place for it."""
-    kind, detail = action.kind, action.detail
-    if kind is ActionKind.GIVE_UP:
-        return replace(plan, give_up=action.text, by=post.task.name)
-    if kind is ActionKind.PROMPT_TAIL_NOTE:
-        return replace(plan, note=action.text) if not plan.note and action.text.strip() else None
-    if kind is ActionKind.SET_THINK_BUDGET:
-        return replace(plan, think=(max(0, int(detail["tokens"])), action.text)) if plan.think is None else None
-    if kind is ActionKind.SET_CONSTRAINT:
-        return replace(plan, document=detail["document"]) if plan.document is None and not request.constrained else None
-    if kind is ActionKind.SET_SAMPLING:
-        free = plan.sampling is None and not request.sampling_asked
-        return replace(plan, sampling={k: float(v) for k, v in detail.items() if k != "mode"}) if free else None
-    return replace(plan, masks={**plan.masks, **detail["words"]}) if kind is ActionKind.MASK else None

@@ -50,6 +50,7 @@ NO_MATTER = frozenset(
         "hidden",  # the template's; nothing was hidden in what is kept
         "hidden_prompt",  # out
         "sentence",  # out
+        "follows",  # whether it is taken
     }
 )
 """Fields that change no token."""

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Seq
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import partial
@@ -90,6 +90,7 @@ class Engine:
         """Build the parts that work with the model, and begin to serve. Raises StartError when a required one fails."""
         self._thread = self._thread or ModelThread()
         self._thread.run(self._prepare)
+        self.conductor.start()
         self._thread.post(self._run)
 
     def _prepare(self) -> None:
@@ -132,7 +133,7 @@ class Engine:
                 raise Refused("draining", "the server is shutting down", 30)
             if known is not None:
                 self._known.append((job, known))
-            elif self._admission.is_full(job):
+            elif not request.follows and self._admission.is_full(job):
                 waiting = len(self._admission.waiting)
                 raise Refused("queue_full", f"all places are busy and {waiting} requests wait", 5)
             else:
@@ -374,7 +375,7 @@ class Engine:
         turn = self._turns.next(in_places, guest)
         start = time.perf_counter()
         try:
-            run_round(self.model, turn.generations, turn.chunk)
+            run_round(self.model, turn.generations, turn.chunk, partial(self._hand_out_settled, jobs))
         except Exception as error:
             log.exception("a forward pass failed; the requests in it end with an error")
             for generation in turn.generations:
@@ -395,6 +396,12 @@ class Engine:
         """Send what the job's generation has written."""
         if job.generation is not None and job.generation.events:
             self._deliver(job, job.generation.collect())
+
+    def _hand_out_settled(self, jobs: Seq[Job]) -> None:
+        """Send, before the pass, what no walk through it adds to."""
+        for job in jobs:
+            if job.generation is not None and job.generation.settled:
+                self._hand_out(job)
 
     def _end(self, job: Job, reason: str) -> None:
         if job.generation is None:

@@ -320,8 +320,8 @@ class Generation:
         if self._own is not None and (own := self._own.propose(root, limit)):
             self.teaches = False
             return own  # certain, so it is taken whole
-        if self._chooser is None or not self._drafts or nodes <= 0:
-            return None
+        if self._chooser is None or not self._drafts or nodes <= 0 or not self.output:
+            return None  # the first token is waited for: it goes out at once, not with what a pass finds behind it
         context = self.sequence.length
         trees = self._drafts.propose(root, limit, self._chooser, context)
         tree = self._chooser.choose(trees, context, others) if trees else None
@@ -390,10 +390,17 @@ class Generation:
     def give_up(self, task: str, text: str) -> None:
         """End the answer with a sentence; what is held or half written goes nowhere."""
         self.events.extend(self.answer.end(cut=True))
-        self.answer.again()
+        self.start_over()
         if text:
             self.events.append(self.answer.add(text))
         self._close(Finished("stop", self.final_stats(), f"rule:{task}"))
+
+    def start_over(self) -> None:
+        """What waits at the gate goes nowhere: from now on the client's view and counts are without it."""
+        if count := self.answer.waiting_tokens:
+            self.hidden.append(range(len(self.output) - count, len(self.output)))
+            self._hidden_tokens += count
+        self.answer.again()
 
     def end_thinking(self) -> None:
         """Close the reasoning, if it is open, at the next block. Safe from any thread."""
@@ -415,6 +422,11 @@ class Generation:
         """The engine can't go on with this request."""
         if self.phase is not Phase.DONE:
             self._close(Failed(message, self.final_stats()), keep=False)
+
+    @property
+    def settled(self) -> bool:
+        """Its last token waits for no drafts, and every safe point has seen it."""
+        return self.phase is Phase.DECODE and self.tree is None
 
     @property
     def kind(self) -> str:

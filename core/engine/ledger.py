@@ -7,7 +7,6 @@ queue, so a slow or broken disk costs rows, which are counted, and never a reque
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import sqlite3
 import threading
@@ -17,12 +16,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from tandem.core.kernel import sqlite
+from tandem.core.kernel.sqlite import BUSY_S
+
 log = logging.getLogger("tandem.ledger")
 
 PENDING = 4096
 """Rows that may wait for the disk."""
-BUSY_S = 5.0
-"""How long a write waits for another process that has the file locked."""
 PRUNE_S = 86400.0
 
 
@@ -66,6 +66,14 @@ class Row:
     total_ms: float
     wait_mem_ms: float = 0.0
     """How much of the wait was for memory."""
+    hidden_tokens: int = 0
+    """Tokens written into the answers' context that the client does not see."""
+    hidden_prompt_tokens: int = 0
+    """Prompt tokens that the client did not send; `prompt_tokens` does not count them."""
+    acts: int = 0
+    """What rules did to the request, as the caps count it."""
+    mode: str = ""
+    """In which mode rules watched it: `raw`, `shadow` or `on`; empty when it never came to that."""
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
@@ -86,6 +94,15 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 )
 """What brings a file from each version of the schema to the next. A later version is appended, and none is changed."""
 
+ADDED = {
+    "hidden_tokens": "INTEGER NOT NULL DEFAULT 0",
+    "hidden_prompt_tokens": "INTEGER NOT NULL DEFAULT 0",
+    "acts": "INTEGER NOT NULL DEFAULT 0",
+    "mode": "TEXT NOT NULL DEFAULT ''",
+}
+"""Columns that later releases added, with their declarations. They are put in wherever they are missing, after the
+migrations, so a file of any release gets them."""
+
 INSERT = f"INSERT INTO requests ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
 
 
@@ -102,6 +119,8 @@ class Ledger:
         self._retention_s = retention_days * 86400
         self._queue: queue.Queue[Row | None] = queue.Queue(PENDING)
         self._counts = {"rows": 0, "dropped": 0}
+        self.error: str | None = None
+        """Why the last rows that were tried are lost; None when they were written."""
         self._prune_at = 0.0
         _prepare(path)
         self._thread = threading.Thread(target=self._run, name="tandem-ledger", daemon=True)
@@ -135,12 +154,14 @@ class Ledger:
             try:
                 self._write(known)
                 self._counts["rows"] += len(known)
-            except (sqlite3.Error, LedgerError) as error:
+                self.error = None
+            except Exception as error:  # of the disk, or of a file that was damaged: whatever it is, rows go on coming
                 self._counts["dropped"] += len(known)
+                self.error = str(error)
                 log.warning("%s: %d rows are lost: %s", self.path, len(known), error)
 
     def _write(self, rows: list[Row]) -> None:
-        connection = _connect(self.path)  # a file that was moved away meanwhile is made anew
+        connection = sqlite.connect(self.path)  # a file that was moved away meanwhile is made anew
         try:
             with connection:
                 _migrate(connection)
@@ -157,9 +178,8 @@ def read(path: Path, since: float = 0.0) -> list[dict[str, Any]]:
     if not path.is_file():
         raise LedgerError(f"{path}: there is no ledger here")
     try:
-        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=BUSY_S)
+        connection = sqlite.connect_to_read(path)
         try:
-            connection.row_factory = sqlite3.Row
             found = connection.execute("SELECT * FROM requests WHERE ended_at >= ? ORDER BY ended_at", (since,))
             return [dict(row) for row in found]
         finally:
@@ -170,34 +190,33 @@ def read(path: Path, since: float = 0.0) -> list[dict[str, Any]]:
 
 def _prepare(path: Path) -> None:
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-        connection = _connect(path)
+        sqlite.make(path)
+        connection = sqlite.connect(path)
         try:
             with connection:
                 _migrate(connection)
+            _check(connection)
         finally:
             connection.close()
     except OSError as error:
         raise LedgerError(f"{path}: the ledger can't be written: {error.strerror or error}") from error
+    except LedgerError as error:
+        raise LedgerError(f"{path}: {error}") from error
     except sqlite3.Error as error:
         raise LedgerError(f"{path}: this is no ledger that can be written: {error}") from error
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=BUSY_S)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")
-    return connection
+def _check(connection: sqlite3.Connection) -> None:
+    """Raises sqlite3.Error for a file whose rows could not be written, however well it begins."""
+    found = {name for _, name, *_ in connection.execute("PRAGMA table_info(requests)")}
+    if missing := [name for name in COLUMNS if name not in found]:
+        raise sqlite3.DatabaseError(f"its table lacks {', '.join(missing)}")
 
 
 def _migrate(connection: sqlite3.Connection) -> None:
     """Bring the schema up to date. Raises LedgerError for a file of a later version."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > len(MIGRATIONS):
-        raise LedgerError(f"the ledger has schema version {version}; this Tandem writes {len(MIGRATIONS)}")
-    for statements in MIGRATIONS[version:]:
-        for statement in statements:
-            connection.execute(statement)
-    if version < len(MIGRATIONS):
-        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+    try:
+        sqlite.migrate(connection, MIGRATIONS, "ledger")
+    except sqlite.SchemaError as error:
+        raise LedgerError(str(error)) from None
+    sqlite.add_columns(connection, "requests", ADDED)

@@ -147,6 +147,8 @@ class Generate:
     head: int | None = None
     """How many prompt tokens reach through its first user message, where answers follow it: a conversation that goes
     on. None = it begins one, or nobody knows."""
+    follows: bool = False
+    """It is a part of a request of which others were answered already: a full queue does not turn it away."""
 
 
 @dataclass(frozen=True, slots=True)

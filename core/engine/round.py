@@ -19,12 +19,18 @@ T = TypeVar("T")
 
 
 @torch.inference_mode()
-def run_round(model: Model, generations: Seq[Generation], chunk: int | None = None) -> None:
+def run_round(
+    model: Model,
+    generations: Seq[Generation],
+    chunk: int | None = None,
+    before_pass: Callable[[], None] = lambda: None,
+) -> None:
     """One step for each generation, `chunk` tokens for one that reads its prompt (None = its own chunk).
 
-    Afterwards each has new events, and some may be done. Prefill chunks, plain steps and draft trees are all blocks
-    of rows, so they share the pass that reads the weights. A model that can't join blocks is passed them one at a
-    time. Those who write have an equal share of its rows (`nodes_each`), and a tree that is larger is cut to it.
+    Afterwards each has new events, and some may be done. Those of a token without drafts are there before the pass that
+    reads it, and `before_pass` may hand them out. Prefill chunks, plain steps and draft trees are all blocks of rows,
+    so they share the pass that reads the weights. A model that can't join blocks is passed them one at a time. Those
+    who write have an equal share of its rows (`nodes_each`), and a tree that is larger is cut to it.
     """
     work: list[tuple[Generation, Block]] = []
     rows = 0
@@ -35,6 +41,7 @@ def run_round(model: Model, generations: Seq[Generation], chunk: int | None = No
         if block is not None:
             work.append((generation, block))
             rows += len(block.tokens)
+    before_pass()
     passes = [work] if model.caps.joint and work else [[one] for one in work]
     for joined in passes:
         start = time.perf_counter()

@@ -9,7 +9,16 @@ from typing import Any
 from tandem.core.answer import Answer
 from tandem.core.answer.gate import HeldBlock, HeldCall
 from tandem.core.engine.request import Calls, Channel, Event, Piece
-from tandem.core.plugin import BlockEvent, CallPart, OpenCall, TextPart, Tool, ToolCallEvent, WrittenCall
+from tandem.core.plugin import (
+    BlockEvent,
+    CallPart,
+    FinishEvent,
+    OpenCall,
+    TextPart,
+    Tool,
+    ToolCallEvent,
+    WrittenCall,
+)
 
 
 class LiveBlock(BlockEvent):
@@ -51,6 +60,21 @@ class LiveBlock(BlockEvent):
 
     def _of(self, channel: Channel) -> str:
         return "".join(event.text for event in self._events if isinstance(event, Piece) and event.channel is channel)
+
+
+def finish_event(answer: Answer, written: int, reason: str, detail: str) -> FinishEvent:
+    """The end of an answer of `written` tokens; `reason` and `detail` as `Finished` has them."""
+    calls = answer.written
+    return FinishEvent(
+        answer=answer.text,
+        tokens=written,
+        reason="tool_calls" if reason == "stop" and calls else reason,
+        ended=detail == "eos",
+        inside=answer.reasoning,
+        reasoning=answer.thoughts,
+        reasoning_tokens=answer.reasoning_tokens,
+        calls=calls,
+    )
 
 
 def call_reader(calls: Calls) -> Callable[[str], tuple[list[WrittenCall], str]]:

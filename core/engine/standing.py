@@ -10,7 +10,7 @@ import torch
 
 from tandem.core.answer.gate import HeldCall
 from tandem.core.conductor import Act, Watch
-from tandem.core.engine.safe_points import LiveBlock, call_events, call_reader
+from tandem.core.engine.safe_points import LiveBlock, call_events, call_reader, finish_event
 from tandem.core.plugin import Action, ActionKind, AskError, Block, FinishEvent, SafePoint
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Standing:
     def at_end(self, reason: str, detail: str) -> bool:
         """SP2, then SP3 for calls that are held. True when the generation goes on, or was ended with a sentence."""
         if self._watch.wants(SafePoint.SP2):
-            event = self._finish_event(reason, detail)
+            event = finish_event(self._generation.answer, self._generation.written, reason, detail)
             act = self._watch.at(SafePoint.SP2, event, self._ask)
             if act is not None and act.action.kind is ActionKind.GIVE_UP:
                 self._give_up(act, SafePoint.SP2, event)
@@ -88,26 +88,12 @@ class Standing:
 
     # --------------------------------------------------------------------------------------------- what they want
 
-    def _finish_event(self, reason: str, detail: str) -> FinishEvent:
-        answer = self._generation.answer
-        calls = answer.written
-        return FinishEvent(
-            answer=answer.text,
-            tokens=self._generation.written,
-            reason="tool_calls" if reason == "stop" and calls else reason,
-            ended=detail == "eos",
-            inside=answer.reasoning,
-            reasoning=answer.thoughts,
-            reasoning_tokens=answer.reasoning_tokens,
-            calls=calls,
-        )
-
     def _remind(self, text: str) -> bool:
         """Drop the calls and put `text` to the model as their result; False when there is no way or no room."""
         tokens = self._hidden.result(text) if self._hidden is not None else None
         if tokens is None or not self._has_room(len(tokens)):
             return False
-        self._generation.answer.again()
+        self._generation.start_over()
         self._generation.splices.append(Splice(tokens, hidden=True))
         return True
 
@@ -132,7 +118,7 @@ class Standing:
         behind = generation.model.tokenizer.encode(then) if then else ()
         if not self._may_write(act, SafePoint.SP2, event, tokens, behind):
             return False
-        generation.answer.again()
+        generation.start_over()
         generation.events.extend(generation.answer.close_reasoning())
         return True
 

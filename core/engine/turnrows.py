@@ -20,12 +20,13 @@ TABLES = (
     "CREATE TABLE turns ("
     "id INTEGER PRIMARY KEY, model BLOB NOT NULL, exact BLOB NOT NULL, loose BLOB, place BLOB NOT NULL, "
     "opening TEXT NOT NULL, reasons INTEGER NOT NULL, thoughts BLOB NOT NULL, tokens BLOB NOT NULL, "
+    "hidden BLOB NOT NULL, "
     "used REAL NOT NULL, seal BLOB NOT NULL, UNIQUE (model, exact))",
     "CREATE INDEX turns_by_calls ON turns (model, loose) WHERE loose IS NOT NULL",
     "CREATE INDEX turns_by_place ON turns (model, place)",
     "CREATE INDEX turns_by_use ON turns (used)",
 )
-FIELDS = ("exact", "loose", "place", "opening", "reasons", "thoughts", "tokens")
+FIELDS = ("exact", "loose", "place", "opening", "reasons", "thoughts", "tokens", "hidden")
 COLUMNS = ("model", *FIELDS, "used", "seal")
 PUT = (
     f"INSERT INTO turns ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))}) "
@@ -120,8 +121,10 @@ class Row:
 def row_of(model: bytes, turn: Turn, used: float) -> tuple[Any, ...]:
     """The values of `COLUMNS`."""
     written = turn.written
-    tokens = _little_endian(array("i", written.tokens)).tobytes()
-    fields = (turn.exact, turn.loose, turn.place, written.opening, int(written.reasons), written.thoughts, tokens)
+    tokens = _packed(written.tokens)
+    hidden = _packed([end for places in written.hidden for end in (places.start, places.stop)])
+    keys = turn.exact, turn.loose, turn.place
+    fields = (*keys, written.opening, int(written.reasons), written.thoughts, tokens, hidden)
     return (model, *fields, used, _seal(model, fields))
 
 
@@ -130,10 +133,21 @@ def read_row(row: Seq[Any]) -> Row | None:
     model, *fields, used, seal = row
     if _seal(model, fields) != seal:
         return None
-    exact, loose, place, opening, reasons, thoughts, tokens = fields
-    ids = array("i")
-    ids.frombytes(tokens)
-    return Row(Turn(exact, loose, place, Written(_little_endian(ids), opening, bool(reasons), thoughts)), used)
+    exact, loose, place, opening, reasons, thoughts, tokens, hidden = fields
+    ends = _unpacked(hidden)
+    places = tuple(range(start, stop) for start, stop in zip(ends[::2], ends[1::2], strict=True))
+    written = Written(_unpacked(tokens), opening, bool(reasons), thoughts, places)
+    return Row(Turn(exact, loose, place, written), used)
+
+
+def _packed(numbers: Seq[int]) -> bytes:
+    return _little_endian(array("i", numbers)).tobytes()
+
+
+def _unpacked(data: bytes) -> array[int]:
+    numbers = array("i")
+    numbers.frombytes(data)
+    return _little_endian(numbers)
 
 
 def _little_endian(ids: array[int]) -> array[int]:

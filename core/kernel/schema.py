@@ -75,6 +75,11 @@ class OptionCheck:
             self.report(keys, f"can't be checked: the schema of its options refers to `{error.ref}`, which isn't there")
         return with_defaults(schemas, given)
 
+    def against(self, keys: Keys, given: Any, schema: Mapping[str, Any]) -> None:
+        """Report whatever of `given` (at `keys`) a schema does not allow."""
+        for error in _validator(schema).iter_errors(given):
+            self._report_error(keys, error)
+
     def shown(self, keys: Keys, value: Any) -> str:
         """`value` for a message; a value that came from a reference stays hidden, and so does what contains one."""
         for place, origin in self.origins.items():

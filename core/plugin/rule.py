@@ -83,6 +83,8 @@ class RequestEvent:
     """The client's own limit of reasoning tokens."""
     sampling_asked: bool = False
     """The client named temperature, top_p, top_k, min_p or seed."""
+    regenerated: bool = False
+    """A conversation that was answered is sent again, and another answer is drawn for it."""
     side: str | None = None
     """What kind of side request it is (`title`, `compaction`, ...); None = a turn."""
     session: str = ""

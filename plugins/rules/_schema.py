@@ -49,7 +49,8 @@ def _checker(kind: type[Validator]) -> type[Validator]:
 def repaired(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
     """The arguments with every misfit cured; None unless each has a certain cure and all is well then.
 
-    Certain are: a null for a parameter that may be left out (it is left out); a text that reads as a value of the one
+    Certain are: a null for a parameter that may be left out (it is left out), or the word `null` where no text is
+    allowed, as notations without types write it; a text that reads as a value of the one
     right type, a whole number where only text is allowed; a word of an `enum` in another case; an undeclared parameter
     that says nothing (null, or an empty text, list or object). An undeclared parameter with a value is not: without
     it the call would do something else than the model meant.
@@ -71,7 +72,8 @@ def _cure(misfit: ValidationError, document: Any, root: Mapping[str, Any]) -> bo
     if parent is None or misfit.validator not in ("type", "enum", "anyOf", "oneOf"):
         return False
     value = parent[key]
-    if value is None and isinstance(parent, dict) and not _is_required(misfit, root):
+    absent = value is None or (value == "null" and "string" not in allowed_types(misfit.schema, root))
+    if absent and isinstance(parent, dict) and not _is_required(misfit, root):
         del parent[key]
         return True
     better = _better(value, misfit.schema, root)

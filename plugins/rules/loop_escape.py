@@ -73,7 +73,7 @@ PARAMS = {
 
 
 def check(event: RequestEvent, task: Task, sup: Supervision) -> Action | Seq[Action] | None:
-    if event.sampling_asked or event.side is not None or not event.tools:
+    if event.sampling_asked or event.regenerated or event.side is not None or not event.tools:
         return None
     remembered = sup.session.data
     why = _why(event, task)

@@ -13,7 +13,7 @@ import pytest
 
 from tandem.api.app import build_app
 from tandem.core.conductor import Conductor
-from tandem.core.engine.options import SERVER_OPTIONS
+from tandem.core.engine.options import SECTIONS
 from tandem.core.engine.request import Event, Finished, Generate, Piece, Refused, Sink, Stats
 from tandem.core.kernel import assemble, load_manifest
 from tandem.testing.box import Box
@@ -82,6 +82,7 @@ class HandEngine:
             "draining": self.draining,
             "totals": {},
             "caches": {},
+            "cache_events": [],
         }
 
 
@@ -109,7 +110,7 @@ def hand() -> Iterator[Callable[..., Server]]:
 
     def start(**options: Any) -> Server:
         manifest = {"tandem": 1, "model": {"plugin": "scripted"}, "server": options}
-        platform = assemble(load_manifest(manifest, sections={"server": SERVER_OPTIONS}))
+        platform = assemble(load_manifest(manifest, sections=SECTIONS))
         engine: Any = HandEngine()
         engine.conductor = Conductor(platform)
         running = serving(build_app(platform, engine))

@@ -158,7 +158,10 @@ async def _raw(host: str, port: int, path: str) -> str:
 
 
 def test_every_own_route_says_what_it_asks_for(server: Callable[..., Box]) -> None:
-    table = {route.path: route.access for route in own_routes(server().app.state.service, Gate())}
+    routes = own_routes(server().app.state.service, Gate())
+    changes = {route.path: route.access for route in routes if route.methods == ("PUT",)}
+    assert changes == {"/v1/conductor/documents/{name}": Access.BEARER}
+    table = {route.path: route.access for route in routes if route.methods != ("PUT",)}
     assert table == {
         "/v1/chat/completions": Access.OPEN,
         "/v1/chat/completions/control": Access.OPEN,
@@ -170,6 +173,15 @@ def test_every_own_route_says_what_it_asks_for(server: Callable[..., Box]) -> No
         "/v1/plugins": Access.ADMIN,
         "/v1/cache/stats": Access.ADMIN,
         "/v1/cache/clear": Access.BEARER,
+        "/v1/conductor/config": Access.ADMIN,
+        "/v1/conductor/documents/{name}": Access.ADMIN,
+        "/v1/conductor/documents/{name}/versions": Access.ADMIN,
+        "/v1/conductor/documents/{name}/schema": Access.ADMIN,
+        "/v1/conductor/documents/{name}/restore": Access.BEARER,
+        "/v1/conductor/events": Access.ADMIN,
+        "/v1/conductor/watch": Access.ADMIN,
+        "/v1/conductor/sessions/{key}": Access.ADMIN,
+        "/v1/conductor/sessions/{key}/export": Access.ADMIN,
         "/metrics": Access.METRICS,
     }
 

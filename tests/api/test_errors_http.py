@@ -14,7 +14,7 @@ import pytest
 from tandem.api.app import build_app
 from tandem.api.body import MAX_BODY
 from tandem.core.engine.engine import Engine
-from tandem.core.engine.options import SERVER_OPTIONS
+from tandem.core.engine.options import SECTIONS
 from tandem.core.kernel import assemble, load_manifest
 from tandem.testing.box import Box
 from tandem.testing.server import serving
@@ -133,7 +133,7 @@ def test_another_models_page_is_a_404(sdk: openai.OpenAI) -> None:
 
 
 def test_a_model_without_a_chat_format_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    platform = assemble(load_manifest("scripted", sections={"server": SERVER_OPTIONS}))
+    platform = assemble(load_manifest("scripted", sections=SECTIONS))
     monkeypatch.setattr(platform.model, "template", None)
     engine = Engine(platform)
     engine.start()
@@ -146,7 +146,7 @@ def test_a_model_without_a_chat_format_says_what_to_use(monkeypatch: pytest.Monk
 
 
 def test_without_a_model_generation_is_a_503_and_the_lists_are_empty() -> None:
-    platform = assemble(load_manifest({"tandem": 1}, sections={"server": SERVER_OPTIONS}))
+    platform = assemble(load_manifest({"tandem": 1}, sections=SECTIONS))
     engine = Engine(platform)
     engine.start()
     with (

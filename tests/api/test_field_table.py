@@ -23,7 +23,7 @@ from tandem.api.app import build_app
 from tandem.api.fields import CHAT, COMPLETIONS, TABLES, Disposition, Field, names
 from tandem.api.readers import FieldError, Place
 from tandem.core.engine.engine import Engine
-from tandem.core.engine.options import SERVER_OPTIONS
+from tandem.core.engine.options import SECTIONS
 from tandem.core.engine.request import Generate
 from tandem.core.kernel import assemble, load_manifest
 from tandem.testing.box import Box
@@ -484,7 +484,7 @@ def test_a_forced_answer_is_one_call_unless_it_may_be_many(
 
 
 def test_a_prompt_that_renders_to_no_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    platform = assemble(load_manifest("scripted", sections={"server": SERVER_OPTIONS}))
+    platform = assemble(load_manifest("scripted", sections=SECTIONS))
     monkeypatch.setattr(platform.model, "template", "{% if false %}never{% endif %}")
     engine = Engine(platform)
     with serving(build_app(platform, engine)) as url:

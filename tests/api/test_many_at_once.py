@@ -8,9 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
+from tandem.testing import sse
 from tandem.testing.box import Box
 from tandem.testing.server import raw_request, until
 
@@ -48,6 +50,35 @@ def test_a_full_queue_is_a_503_with_retry_after(script: Script) -> None:
         holder.close()
         until(lambda: box.engine.idle)
         assert sdk.chat.completions.create(model="", messages=endless, max_tokens=2).choices[0].message.content == "aa"
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_batch_that_has_begun_is_not_refused_because_others_fill_the_queue(streamed: bool) -> None:
+    prompts = [json.dumps({"script": [{"sleep_ms": 30}, str(number)]}) for number in range(6)]
+    endless = {"prompt": json.dumps({"script": [{"sleep_ms": 5}, "a"], "end": False}), "max_tokens": 4, "stream": True}
+    with (
+        Box(server={"parallel": 1, "max_queue": 1, "side_lane": "off"}) as box,
+        httpx2.Client(base_url=box.url, timeout=20, trust_env=False) as client,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        batch = pool.submit(client.post, "/v1/completions", json={"prompt": prompts, "stream": streamed})
+        until(lambda: not box.engine.idle)
+        statuses: list[int] = []
+
+        def crowd() -> None:
+            while not batch.done():
+                statuses.append(client.post("/v1/completions", json=endless).status_code)
+
+        for crowding in [pool.submit(crowd) for _ in range(2)]:
+            crowding.result()
+    body = batch.result()
+    assert body.status_code == 200, body.text
+    assert 503 in statuses, "the queue was never full"
+    if streamed:
+        chunks = [event.json()["choices"][0] for event in sse.events([body.content])[:-1]]
+        assert "".join(chunk["text"] for chunk in chunks) == "012345"
+    else:
+        assert [choice["text"] for choice in body.json()["choices"]] == list("012345")
 
 
 def test_a_client_that_does_not_read_holds_nobody_up(script: Script) -> None:

@@ -219,6 +219,50 @@ def test_calls_are_written_again_and_the_client_reads_the_new_ones_alone() -> No
             assert told.finish_reason == "tool_calls"
 
 
+def wrong_x(event: ToolCallEvent, task: Any, sup: Any) -> Action | None:
+    return Action.regenerate_call("x must be 2", "bad") if event.arguments == {"x": "1"} else None
+
+
+def test_calls_that_were_written_again_are_in_no_count_and_in_no_log_probability() -> None:
+    with host(wrong_x, SP3) as box:
+        for say in both(box):
+            told = say(turns(["Text. ", call(x="1")], ["More. ", call(x="2")]), tools=[TOOL], logprobs=True)
+            assert told.usage["completion_tokens"] == len("Text. More. " + call(x="2"))
+            choices = [choice for chunk in told.chunks or [told.body] for choice in chunk["choices"]]
+            named = [one["token"] for choice in choices for one in (choice["logprobs"] or {}).get("content") or []]
+            assert "".join(named) == "Text. More. " + call(x="2")
+        ended = box.chat(turns(["Text. ", call(x="1")], [call(x="1")]), tools=[TOOL])
+        assert ended.text.startswith("Text. [Tandem ")
+        assert ended.usage["completion_tokens"] == len("Text. ")
+
+
+def test_calls_that_were_written_again_leave_the_limit_to_those_that_go_out() -> None:
+    said = turns(["Text. ", call(x="1")], [call(x="2")])
+    with host(wrong_x, SP3) as box:
+        for say in both(box):
+            told = say(said, tools=[TOOL], max_tokens=len("Text. " + call(x="1")) + 1)
+            assert (told.calls, told.finish_reason) == ([("run", {"x": "2"})], "tool_calls")
+
+
+def test_the_turn_behind_calls_that_were_written_again_reads_only_what_is_new() -> None:
+    plan = turns(["Text. ", call(x="1")], ["More. ", call(x="2")], ["Done."])
+    rule = Rule("r", at=SP3, check=wrong_x)
+    sections: dict[str, Any] = {"formats": ["qwen_xml"], "caches": ["resident"]}
+    with Box(plugins=[plugin(rule)], rules=["r"], **sections) as box, Box(**sections) as plain:
+        # with one call at most, the calls that were dropped must not look like more than the client has
+        fields: dict[str, Any] = {"tools": [TOOL], "parallel_tool_calls": False}
+        first = [{"role": "user", "content": plan}]
+        told = box.chat(first, **fields)
+        message = told.body["choices"][0]["message"]
+        result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ok"}
+        again, raw = box.chat([*first, message, result], **fields), plain.chat([*first, message, result], **fields)
+    assert again.text == "Done."
+    assert again.usage["prompt_tokens"] == raw.usage["prompt_tokens"]
+    known = told.usage["prompt_tokens"] + told.usage["completion_tokens"]
+    assert again.usage["prompt_tokens_details"]["cached_tokens"] >= known
+    assert again.usage["prompt_tokens_details"]["hidden_tokens"] > len(call(x="1"))
+
+
 def test_a_repaired_call_goes_out_with_its_new_arguments() -> None:
     def check(event: ToolCallEvent, task: Any, sup: Any) -> Action | None:
         return Action.repair_call({"x": 7}, "fixed") if event.index == 1 else None
@@ -433,3 +477,33 @@ def test_a_rule_in_shadow_looks_at_calls_that_streamed_and_at_blocks_that_are_no
         assert (told.deltas, told.calls) == (expected.deltas, expected.calls)
         assert [(entry["action"], entry["done"]) for entry in box.events] == [("regenerate_call", False)] * 2
     assert seen == [("run", ""), (None, "unreadable")]
+
+
+def test_a_raw_request_reads_nothing_that_was_hidden_in_earlier_turns() -> None:
+    with host(lambda e, t, s: _both_points(e), (SP4, SP1)) as hidden, Box(formats=["qwen_xml"]) as plain:
+        first = [{"role": "user", "content": "first " + json.dumps({"script": THOUGHTS})}]
+        told = hidden.chat(first)
+        later = [*first, {"role": "assistant", "content": told.text}, {"role": "user", "content": "more"}]
+        raw, expected = hidden.chat(later, headers={"X-Tandem": "raw"}), plain.chat(later)
+        assert "hidden_tokens" not in raw.usage["prompt_tokens_details"]
+        assert raw.usage == expected.usage
+        on = hidden.chat(later).usage["prompt_tokens_details"]
+        assert on["hidden_tokens"] > len("\n\nBe brief.")
+
+
+def test_a_session_knows_whether_a_request_of_it_runs() -> None:
+    with host(once(None), SP1) as box:
+        sessions = box.engine.conductor.sessions
+        body = {"messages": [{"role": "user", "content": "hi"}], "session_id": "s1", "stream": True}
+        with box.streaming("/v1/chat/completions", {**body, "messages": [_long()]}) as (_, data):
+            next(data)
+            assert [state.running for state in sessions.all()] == [1]
+        box.chat("hi", session_id="s1")
+        box.engine.drain()
+        assert box.post("/v1/chat/completions", body).status_code == 503
+        states = sessions.all()
+        assert (sum(state.running for state in states), sum(state.turns for state in states)) == (0, 2)
+
+
+def _long() -> dict[str, Any]:
+    return {"role": "user", "content": json.dumps({"script": ["word ", {"sleep_ms": 20}] * 200})}

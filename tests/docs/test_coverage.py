@@ -11,7 +11,7 @@ from tandem.api.app import build_app
 from tandem.api.command.group import SUBCOMMANDS
 from tandem.core.conductor.options import CONDUCTOR_OPTIONS
 from tandem.core.engine.engine import Engine
-from tandem.core.engine.options import SERVER_OPTIONS
+from tandem.core.engine.options import SECTIONS, SERVER_OPTIONS
 from tandem.core.kernel import Registry, assemble, load_manifest, shipped
 from tandem.core.kernel.manifest import MODEL_OPTIONS
 from tandem.core.plugin import KINDS, hookspecs
@@ -130,7 +130,7 @@ def test_every_shipped_manifest_is_named(name):
 
 
 def served_routes() -> list[BaseRoute]:
-    manifest = load_manifest({"tandem": 1, "model": {"plugin": "scripted"}}, sections={"server": SERVER_OPTIONS})
+    manifest = load_manifest({"tandem": 1, "model": {"plugin": "scripted"}}, sections=SECTIONS)
     platform = assemble(manifest)
     try:
         return list(build_app(platform, Engine(platform)).routes)

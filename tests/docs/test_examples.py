@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.core.engine.options import SERVER_OPTIONS
+from tandem.core.engine.options import SECTIONS
 from tandem.core.kernel import load_manifest
 from tandem.testing.box import Box
 
@@ -18,14 +18,14 @@ EXAMPLES = ROOT / "examples"
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("manifests/*.yaml")), ids=lambda path: path.name)
 def test_a_manifest_is_right(path):
     # Whether the weights are installed here is another matter.
-    manifest = load_manifest(path, overrides=["model={plugin: scripted}"], sections={"server": SERVER_OPTIONS})
+    manifest = load_manifest(path, overrides=["model={plugin: scripted}"], sections=SECTIONS)
     assert manifest.section("server")["port"] == 8000
 
 
 def test_the_team_listens_where_the_environment_says(monkeypatch):
     monkeypatch.setenv("TANDEM_PORT", "9123")
     path = EXAMPLES / "manifests" / "team.yaml"
-    manifest = load_manifest(path, overrides=["model={plugin: scripted}"], sections={"server": SERVER_OPTIONS})
+    manifest = load_manifest(path, overrides=["model={plugin: scripted}"], sections=SECTIONS)
     assert (manifest.section("server")["host"], manifest.section("server")["port"]) == ("0.0.0.0", 9123)
 
 

@@ -123,6 +123,10 @@ class Box:
         """POST `body` as JSON."""
         return self._client.post(path, json=body, headers=headers)
 
+    def put(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> httpx2.Response:
+        """PUT `body` as JSON."""
+        return self._client.put(path, json=body, headers=headers)
+
     # ------------------------------------------------------------------------------------------- looking inside it
 
     def plugins(self) -> list[dict[str, Any]]:

@@ -52,12 +52,14 @@ def until(condition: object, seconds: float = PATIENCE_S) -> None:
 class ServerProcess:
     """`tandem serve MANIFEST --port 0` with further arguments, ready when the constructor returns."""
 
+    command: Seq[str] = (sys.executable, "-c", "from tandem.api.command import main; main()")
+    """What stands for `tandem`."""
+
     def __init__(self, manifest: str, *arguments: str) -> None:
         # A file, not a pipe: a pipe that nobody reads fills up, and the server would stop at its next log line.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed in __exit__
-        command = [sys.executable, "-c", "from tandem.api.command import main; main()"]
         self.process = subprocess.Popen(
-            [*command, "serve", manifest, "--port", "0", *arguments],
+            [*self.command, "serve", manifest, "--port", "0", *arguments],
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tandem.core.engine.exactness import TIE_NATS, Case, Outcome, verify
-from tandem.core.engine.options import SERVER_OPTIONS
+from tandem.core.engine.options import SECTIONS
 from tandem.core.engine.request import Sampling
 from tandem.core.kernel import Platform, assemble, load_manifest
 from tandem.testing.box import Box
@@ -44,7 +44,7 @@ PROMPTS = [
 @pytest.fixture(scope="module")
 def platform() -> Iterator[Platform]:
     manifest = {"tandem": 1, "extends": "default", "model": {"dtype": "float32", "weights": "dense"}}
-    made = assemble(load_manifest(manifest, sections={"server": SERVER_OPTIONS}))
+    made = assemble(load_manifest(manifest, sections=SECTIONS))
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield made

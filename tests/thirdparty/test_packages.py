@@ -300,11 +300,11 @@ def test_a_model_from_outside_is_served(outside):
 def test_the_parts_without_an_engine_side_are_built_by_the_kernel(outside):
     code = """
 import json, sys
-from tandem.core.engine.options import SERVER_OPTIONS
+from tandem.core.engine.options import SECTIONS
 from tandem.core.kernel import assemble, load_manifest
 from tandem.core.plugin import Question, Turn
 
-platform = assemble(load_manifest(sys.argv[1], sections={"server": SERVER_OPTIONS}))
+platform = assemble(load_manifest(sys.argv[1], sections=SECTIONS))
 classify = dict(platform.build("stages", None))["keywords"]
 decider = dict(platform.build("deciders"))["wordcount"]
 line = dict(platform.build("narrators", None))["terse"]

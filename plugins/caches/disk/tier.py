@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import queue
 import shutil
+import stat
 import threading
 import time
 from collections import OrderedDict
@@ -21,10 +23,12 @@ from tandem.plugins.caches.disk import format as files
 
 log = logging.getLogger("tandem.caches.disk")
 
+STATES = "[0-9a-f]" * 32 + ".state"
+"""The names that this tier gives. A file with another one is not its own, and is left alone."""
 PENDING = 2
 """Copies that wait to be written, at most: they take memory. What comes meanwhile is not written."""
 PAUSE_S = 60.0
-"""After an error of the disk, nothing is written this long."""
+"""After an error of the disk, or when it is full, nothing is written this long."""
 SEEN = 4096
 """Conversations whose turns are counted."""
 CLOSING_S = 60.0
@@ -69,7 +73,9 @@ class DiskTier(CacheTier):
         self._counts = dict.fromkeys(("written", "skipped", "errors", "swept"), 0)
         self._paused_until = 0.0
         self._closing = False
-        self._queue: queue.Queue[tuple[list[int], Any] | None] = queue.Queue(PENDING)
+        self._cleared = 0
+        """How often the tier was emptied: what was offered before that is not to be there afterwards."""
+        self._queue: queue.Queue[tuple[int, list[int], Any] | None] = queue.Queue(PENDING)
         self._writer = threading.Thread(target=self._write_all, name="tandem-disk-cache", daemon=True)
         self._sweep()
         self._writer.start()
@@ -116,7 +122,7 @@ class DiskTier(CacheTier):
         if time.monotonic() < self._paused_until or (self._queue.full() and moment is not Moment.CLOSING):
             self._counts["skipped"] += 1
             return
-        self._queue.put((list(tokens), sequence.snapshot()))
+        self._queue.put((self._cleared, list(tokens), sequence.snapshot()))
 
     def shed(self, nbytes: int) -> int:
         return 0  # it holds no memory to speak of
@@ -127,10 +133,12 @@ class DiskTier(CacheTier):
         return {"bytes": sum(entry.size for entry in entries), "entries": len(entries), **self._counts}
 
     def clear(self) -> None:
-        while not self._queue.empty():
-            self._queue.get_nowait()
         with self._lock:
+            self._cleared += 1
             entries = list(self._entries)
+        with contextlib.suppress(queue.Empty):  # the writer takes from it too
+            while True:
+                self._queue.get_nowait()
         for entry in entries:
             self._remove(entry)
 
@@ -183,21 +191,33 @@ class DiskTier(CacheTier):
                 self._write(*work)
             except Exception as error:  # the disk is full, read-only or gone: the server goes on without it
                 self._counts["errors"] += 1
-                self._paused_until = time.monotonic() + PAUSE_S
-                log.warning("no state is written for %.0f s: %s", PAUSE_S, error)
+                self._pause(str(error))
 
-    def _write(self, tokens: list[int], snapshot: Any) -> None:
+    def _pause(self, reason: str) -> None:
+        """The disk takes nothing now. It is looked at again later, and not for every state."""
+        self._paused_until = time.monotonic() + PAUSE_S
+        log.warning("no state is written for %.0f s: %s", PAUSE_S, reason)
+
+    def _write(self, cleared: int, tokens: list[int], snapshot: Any) -> None:
         if snapshot.nbytes > self._limits.budget:
             self._counts["skipped"] += 1
             return
         self._make_room(snapshot.nbytes)
-        if shutil.disk_usage(self._path).free - snapshot.nbytes < self._limits.leave_free:
+        free = shutil.disk_usage(self._path).free
+        if free - snapshot.nbytes < self._limits.leave_free:
             self._counts["skipped"] += 1
+            self._pause(
+                f"a state of {snapshot.nbytes / 2**20:.1f} MiB would leave too little of the {free / 2**20:.1f} "
+                "MiB that are free"
+            )
             return
         path = self._path / files.file_name(self._id, tokens)
         size = files.write(path, self._id, tokens, snapshot.tensors())
-        self._counts["written"] += 1
         with self._lock:
+            if cleared != self._cleared:  # emptied while this was being written
+                path.unlink(missing_ok=True)
+                return
+            self._counts["written"] += 1
             older = [entry for entry in self._entries if entry.path == path or self._is_in(entry, tokens)]
             self._entries.append(Stored(path, tokens, size))
             self._entries = [entry for entry in self._entries if entry not in older]
@@ -215,7 +235,7 @@ class DiskTier(CacheTier):
         for path, status in _found(self._path, ".*.part"):
             if now - status.st_mtime > 3600:  # no writer takes that long: it died
                 self._delete(path)
-        for path, status in _found(self._path, "*.state"):
+        for path, status in _found(self._path, STATES):
             try:
                 head = files.read_head(path)
             except files.Broken as error:
@@ -233,7 +253,7 @@ class DiskTier(CacheTier):
 
     def _make_room(self, size: int) -> None:
         """Delete the files that were not asked for the longest, of other models too, until `size` more bytes fit."""
-        found = _found(self._path, "*.state")
+        found = _found(self._path, STATES)
         held = sum(status.st_size for _, status in found)
         for path, status in found:
             if held + size <= self._limits.budget:
@@ -255,13 +275,15 @@ class DiskTier(CacheTier):
 
 
 def _found(path: Path, pattern: str) -> list[tuple[Path, os.stat_result]]:
-    """The files that match, the one that was not asked for the longest first."""
+    """The files that match, the one that was not asked for the longest first. What is no file is somebody else's."""
     found = []
     for file in path.glob(pattern):
         try:
-            found.append((file, file.stat()))
+            status = file.lstat()
         except OSError:  # another server has deleted it
             continue
+        if stat.S_ISREG(status.st_mode):
+            found.append((file, status))
     return sorted(found, key=lambda item: (item[1].st_mtime, item[0]))
 
 

@@ -32,7 +32,8 @@ class Folder:
         self.writer = _locked(self._lock)
         if self.writer:
             for left in path.glob("*.new"):  # what a crash left of a file in the making
-                left.unlink()
+                with contextlib.suppress(OSError):  # it is in nobody's way
+                    left.unlink()
 
     def numbers(self) -> list[int]:
         """The numbers of all logs, ascending, whatever is in them."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -64,6 +65,13 @@ class Folder:
                 if isinstance(token, str):
                     found[key] = token
         return found
+
+    @cached_property
+    def recommended_sampling(self) -> dict[str, float]:
+        """How the checkpoint's makers would draw tokens, by `generation_config.json`; empty where it says greedy."""
+        told = self.json("generation_config.json")
+        found = {name: told[name] for name in SAMPLING if isinstance(told.get(name), int | float)}
+        return {} if told.get("do_sample") is False or found.get("temperature") == 0 else found
 
     def tokenizer(self, vocab_size: int, eos: int | list[int] | None) -> TextTokenizer:
         """`eos` (what the model's config says) ends a generation where the generation config says nothing."""

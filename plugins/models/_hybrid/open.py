@@ -94,7 +94,9 @@ def about(loader: Loader, found: plan.Plan, image_room: int) -> About:
 def facts(loader: Loader, found: plan.Plan, image_room: int) -> dict[str, Any]:
     """What there is to say about the checkpoint, what it takes to run it included. `image_room` bytes are for the rows
     of pictures."""
-    return {**plan.facts(loader, found), **workspace.facts(loader, found, image_room)}
+    drawn = loader.folder.recommended_sampling
+    own = {"recommended_sampling": drawn} if drawn else {}
+    return {**plan.facts(loader, found), **workspace.facts(loader, found, image_room), **own}
 
 
 def kept_bytes(options: Options) -> int:

@@ -27,6 +27,7 @@ class HfFolder(Source):
         self.name = self._folder.name
         self.template = self._folder.template
         self.template_vars = self._folder.template_vars
+        self.recommended_sampling = self._folder.recommended_sampling
         self._weights = self._folder.weights
         if odd := [f"{name} ({kind})" for name, kind in self._weights.formats.items() if kind not in FLOAT_FORMATS]:
             raise ModelError(

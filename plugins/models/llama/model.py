@@ -57,6 +57,8 @@ class LlamaModel:
         self.template_vars: Mapping[str, Any] = source.template_vars
         self.facts: Mapping[str, Any] = storage.facts()
         self.fingerprint: str | None = source.fingerprint(f"llama 1 {sorted(self.facts.items())}")
+        if source.recommended_sampling:
+            self.facts = {**self.facts, "recommended_sampling": dict(source.recommended_sampling)}
 
     def snapshot_of(self, tensors: Mapping[str, torch.Tensor]) -> Snapshot:
         config = self._config

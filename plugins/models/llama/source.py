@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tandem.core.plugin import Checkpoint, ModelError
@@ -40,6 +41,8 @@ class Source(ABC):
     name: str
     template: str | None = None
     template_vars: Mapping[str, str]
+    recommended_sampling: Mapping[str, float] = MappingProxyType({})
+    """How the checkpoint's makers would draw tokens, when they say so."""
 
     @abstractmethod
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

@@ -57,6 +57,18 @@ def test_what_is_dropped_is_gone() -> None:
     assert gate.feed([Piece("on")]) == [Piece("on")]
 
 
+def test_tokens_without_text_stay_with_what_follows_them() -> None:
+    gate, mute = CallGate(OPEN), Piece("", tokens=1)
+    assert gate.feed([mute]) == []
+    assert gate.feed([Piece("text")]) == [mute, Piece("text")]
+    assert gate.tokens == 0
+    gate.feed([mute, mute, call(0)])
+    assert gate.tokens == 2
+    gate.drop()
+    gate.feed([mute])
+    assert (gate.tokens, gate.settle(), gate.settle()) == (0, [mute], [])
+
+
 def test_a_call_that_was_cut_stays_open() -> None:
     gate = CallGate(OPEN)
     gate.feed([CallPiece(0, "f", '{"x": ', False)])

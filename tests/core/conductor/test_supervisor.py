@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tandem.core.conductor import Act, Caps, Journal, Roster, Supervisor, Watch
+from tandem.core.conductor.desk import LOST, Check, Desk
 from tandem.core.plugin import (
     Action,
     ActionKind,
@@ -19,6 +20,7 @@ from tandem.core.plugin import (
     ToolCallEvent,
 )
 from tandem.core.plugin.rule import ALLOWED
+from tandem.testing.server import until
 
 REQUEST = RequestEvent((), 3, 10, "plain", session="s", tools=(Tool("f"),))
 BLOCK = BlockEvent("text", "t", 1, reasoning_tokens=1, inside=True)
@@ -151,6 +153,18 @@ def test_a_rule_that_hung_can_be_asked_again_while_its_first_check_still_runs() 
     assert room.entries("action", "reason")[1:] == [("notify", "[1.0]"), ("notify", "[0.5]")]
     assert asked[0] is not asked[1], "the one that hangs shares what is around it with the next"
     assert asked[1] is asked[2], "what is around a rule is made anew at every block"
+
+
+def test_when_too_many_hang_no_rule_is_asked_until_they_come_back(caplog: pytest.LogCaptureFixture) -> None:
+    gate = threading.Event()
+    desk = Desk(0.002)
+    hangs, answers = Check(lambda about: gate.wait(20)), Check(lambda about: "here")
+    for _ in range(LOST):
+        assert desk.ask([hangs], None)[0].fault
+    assert desk.ask([answers], None)[0].value is None
+    assert "rules hang" in caplog.text
+    gate.set()
+    until(lambda: desk.ask([answers], None)[0].value == "here")
 
 
 def test_a_check_that_takes_long_is_done_and_told_once_a_request() -> None:

@@ -26,6 +26,7 @@ class FakePlatform:
         self.drafters: list[tuple[str, Any]] = []
         settings = with_defaults(SERVER_OPTIONS, {"side_lane": "off", **options})
         self.manifest = SimpleNamespace(section=lambda name: settings, sections={})
+        self.registry = SimpleNamespace(names=lambda kind: [])
 
     def active(self, kind: str) -> list[Any]:
         assert kind == "rules"

@@ -73,6 +73,7 @@ CHANGES: dict[str, list[Any]] = {
     "shared": [None],
     "rank": [Rank.SIDE],
     "head": [1],
+    "follows": [True],
     "watch": [watched("act"), watched("shadow")],
     "masks": [{"a": "b"}],
     "hidden": [None],

@@ -53,6 +53,44 @@ def test_a_request_runs_to_its_end(engines: Any) -> None:
     assert engine.snapshot()["totals"]["completion_tokens"] == 6
 
 
+class Guessing:
+    """A session that always has a draft."""
+
+    def extend(self, tokens: object) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+    def propose(self, root: int, limit: int) -> DraftTree:
+        return DraftTree([1], [-1], [0.9], "guess")
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_the_first_token_goes_out_before_the_pass_that_reads_it(engines: Any, drafted: bool) -> None:
+    heard = threading.Event()
+
+    class Listening(ToyModel):
+        def forward(self, blocks):  # type: ignore[no-untyped-def]
+            assert self.passes != 1 or heard.wait(10), "the prompt was read, and nothing was heard of the first token"
+            return super().forward(blocks)
+
+    platform = FakePlatform(Listening(**LONG), drafter_check=False)
+    platform.drafters = [("guess", lambda start: Guessing())] if drafted else []
+    client = Client()
+
+    def sink(events: list[Event]) -> None:
+        client.sink(events)
+        if any(isinstance(event, Piece) and event.text for event in events):
+            heard.set()
+
+    engines(platform).submit(Generate([1, 2, 3], 6), sink)
+    last = client.wait()
+    assert isinstance(last, Finished)
+    assert len(client.text) == 6
+    assert (last.stats.draft_tokens > 0) is drafted
+
+
 def test_parallel_requests_share_passes_and_keep_their_texts(engines: Any) -> None:
     lone = []
     for prompt in ([1, 2], [3, 4, 5]):

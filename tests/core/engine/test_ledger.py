@@ -136,7 +136,7 @@ def test_a_disk_that_breaks_costs_rows_and_nothing_else(tmp_path: Path, monkeypa
         raise sqlite3.OperationalError("disk I/O error")
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "_connect", broken)
+        patched.setattr(module.sqlite, "connect", broken)
         ledger.add(ROW)
         deadline = time.monotonic() + 10
         while not ledger.stats()["dropped"] and time.monotonic() < deadline:
@@ -158,3 +158,19 @@ def test_a_full_queue_drops_the_row_and_says_so(tmp_path: Path, monkeypatch: pyt
     held.set()
     ledger.close()
     assert ledger.stats()["rows"] + ledger.stats()["dropped"] == 6
+
+
+def test_a_file_without_the_columns_of_later_releases_gets_them(tmp_path: Path) -> None:
+    """Whatever version such a file says it has: two lines of development may have given it the same number."""
+    path = tmp_path / "l.sqlite"
+    first = Ledger(path)
+    first.add(ROW)
+    first.close()
+    with sqlite3.connect(path) as connection:
+        for name in module.ADDED:
+            connection.execute(f"ALTER TABLE requests DROP COLUMN {name}")
+    second = Ledger(path)
+    second.add(replace(ROW, hidden_tokens=3, hidden_prompt_tokens=2, acts=1, mode="on"))
+    second.close()
+    found = [[row[name] for name in module.ADDED] for row in read(path)]
+    assert found == [[0, 0, 0, ""], [3, 2, 1, "on"]]

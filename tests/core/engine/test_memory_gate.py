@@ -853,6 +853,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
     platform = SimpleNamespace(
         model=model,
         manifest=SimpleNamespace(section=lambda name: options, sections={}),
+        registry=SimpleNamespace(names=lambda kind: []),
         active=lambda kind: [],
         build=lambda kind, *args: [],
         fail=lambda *args: None,

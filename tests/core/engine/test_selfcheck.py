@@ -192,6 +192,7 @@ class Host:
         self._drafters = drafters
         settings = with_defaults(SERVER_OPTIONS, options)
         self.manifest = SimpleNamespace(section=lambda name: settings, sections={})
+        self.registry = SimpleNamespace(names=lambda kind: [])
 
     def active(self, kind: str) -> list[Any]:
         return []

@@ -27,7 +27,7 @@ DAY = 86400.0
 
 
 def turn(name: str, *tokens: int, loose: str | None = None, place: str = "p") -> Turn:
-    written = Written.of(tokens or [1, 2], "<think>\n", reasons=True, thoughts=b"t" * 16)
+    written = Written.of(tokens or [1, 2], "<think>\n", reasons=True, thoughts=b"t" * 16, hidden=(range(1),))
     return Turn(b"e" + name.encode(), None if loose is None else b"l" + loose.encode(), b"p" + place.encode(), written)
 
 
@@ -65,7 +65,7 @@ def test_a_turn_is_found_by_another_server_with_all_that_belongs_to_it(files: Ca
             [found] = file.find(*keys)
             assert (found.exact, found.loose, found.place) == (kept.exact, kept.loose, kept.place)
             assert list(found.written.tokens) == [5, 6, 70000]
-            assert found.written == Written.of([5, 6, 70000], "<think>\n", True, b"t" * 16)
+            assert found.written == Written.of([5, 6, 70000], "<think>\n", True, b"t" * 16, (range(1),))
         assert file.find(b"e?", b"l?", b"p?") == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -263,7 +264,9 @@ def test_a_write_that_breaks_leaves_nothing_behind(tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_written_into_the_last_free_space(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written_into_the_last_free_space(
+    opened: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     usage = shutil.disk_usage("/")._replace(free=5000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     tier = opened(leave_free=4500)
@@ -271,6 +274,20 @@ def test_nothing_is_written_into_the_last_free_space(opened: Any, monkeypatch: p
     written(tier)
     assert tier.stats()["skipped"] == 1
     assert tier.stats()["entries"] == 0
+    assert "would leave too little" in caplog.text
+
+
+def test_what_the_tier_did_not_name_is_left_alone(opened: Any, tmp_path: Path) -> None:
+    mine, theirs = state_file(tmp_path), tmp_path / "notes.state"
+    theirs.write_text("not a state, and nobody's to delete")
+    (tmp_path / ("a" * 32 + ".state")).mkdir()
+    os.mkfifo(tmp_path / ("b" * 32 + ".state"))
+    (tmp_path / ("c" * 32 + ".state")).symlink_to(theirs)
+    (tmp_path / "folder.part").mkdir()
+    before = sorted(tmp_path.iterdir())
+    tier = opened(budget=1000)
+    assert tier.stats()["entries"] == 0, "the budget is smaller than the file"
+    assert sorted(tmp_path.iterdir()) == [path for path in before if path != mine]
 
 
 def test_two_servers_on_one_directory_do_each_other_no_harm(opened: Any) -> None:
@@ -292,6 +309,57 @@ def test_clear_deletes_this_models_files(opened: Any, tmp_path: Path) -> None:
     tier.clear()
     assert list(tmp_path.iterdir()) == []
     assert tier.stats()["bytes"] == 0
+
+
+def test_what_is_being_written_when_the_tier_is_emptied_is_not_there_afterwards(
+    opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, emptied = threading.Event(), threading.Event()
+    write = files.write
+
+    def slow(*args: Any) -> int:
+        begun.set()
+        assert emptied.wait(10)
+        return write(*args)
+
+    monkeypatch.setattr(files, "write", slow)
+    tier = opened()
+    turn(tier, TEXT[:60])
+    assert begun.wait(10)
+    turn(tier, TEXT[10:90])
+    tier.clear()
+    emptied.set()
+    written(tier)
+    assert list(tmp_path.iterdir()) == []
+    assert tier.lookup(TEXT[:60]) is None
+    assert tier.stats()["entries"] == 0
+
+
+def test_a_file_that_gives_way_to_a_longer_one_during_the_check_is_not_missed(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = opened()
+    turn(tier, TEXT[:60])
+    until(lambda: tier.stats()["written"] == 1)
+    begun, checking = threading.Event(), threading.Event()
+    write, exists = files.write, Path.exists
+
+    def slow(*args: Any) -> int:
+        begun.set()
+        assert checking.wait(10)
+        return write(*args)
+
+    def late(path: Path, **more: Any) -> bool:
+        checking.set()
+        tier._writer.join(0.3)  # time enough for the writer, if it is free to go on
+        return exists(path, **more)
+
+    monkeypatch.setattr(files, "write", slow)
+    turn(tier, TEXT[:80])
+    tier._queue.put(None)
+    assert begun.wait(10)
+    monkeypatch.setattr(Path, "exists", late)
+    assert tier.check() == []
 
 
 def test_a_model_whose_states_stay_in_the_process_is_refused() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from tandem.api.clients import Clients
 from tandem.config import MANIFESTS
-from tandem.core.engine.options import SERVER_OPTIONS
+from tandem.core.engine.options import SECTIONS
 from tandem.core.kernel import Registry, load_manifest
 from tandem.core.plugin import ClientMatch
 from tandem.testing.box import Box
@@ -395,7 +395,7 @@ def test_a_known_client_stays_known_whatever_its_messages_are(value: Any) -> Non
 
 @pytest.mark.parametrize("name", ["default", "scripted"])
 def test_the_shipped_manifests_ask_the_shapes_in_the_order_that_works(name: str) -> None:
-    sections = {"server": SERVER_OPTIONS}
+    sections = SECTIONS
     manifest = load_manifest(MANIFESTS / f"{name}.yaml", overrides=["model={plugin: scripted}"], sections=sections)
     assert list(manifest.enabled("clients")) == ORDER
 

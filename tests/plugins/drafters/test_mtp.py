@@ -370,5 +370,5 @@ def test_a_real_head_is_read_as_its_contract_says(hybrid: Any) -> None:
     """Guessing changes nothing for the pass that follows, whatever was guessed before."""
     prompt = list(range(30, 60))
     drafted = answer(hybrid, prompt, Drafts([("mtp", opener(hybrid, rows=31, min_q=0.0))], failed), 12, Sampling())
-    assert drafted.stats.draft_tokens > 5 * drafted.stats.rounds > 0
+    assert drafted.stats.draft_tokens > 5 * (drafted.stats.rounds - 1) > 0  # nothing is drafted behind the first token
     assert drafted.output == answer(hybrid, prompt, Drafts(), 12, Sampling()).output

@@ -56,6 +56,8 @@ def test_a_call_that_fits_passes(name, arguments):
     [
         ({"filePath": "a", "limit": None}, {"filePath": "a"}),
         ({"filePath": "a", "mode": None}, {"filePath": "a"}),
+        ({"filePath": "a", "limit": "null"}, {"filePath": "a"}),
+        ({"filePath": "a", "lines": "null"}, {"filePath": "a"}),
         ({"filePath": "a", "limit": "5"}, {"filePath": "a", "limit": 5}),
         ({"filePath": "a", "mode": "TEXT"}, {"filePath": "a", "mode": "text"}),
         ({"filePath": 7}, {"filePath": "7"}),
@@ -83,6 +85,7 @@ def test_what_has_one_cure_is_repaired(arguments, better):
         ({"filePath": "a", "cwd": "/x"}, "schema(1)", "which has `filePath`, `limit`, `mode`, `lines`, `id`"),
         ({"filePath": ["a"]}, "schema(1)", "`filePath` must be of type string, not array"),
         ({"filePath": None}, "schema(1)", "`filePath` must be of type string, not null"),
+        ({"filePath": "a", "mode": "null"}, "schema(1)", '`mode` must be one of "text", "binary"'),
         ({"filePath": "a", "mode": "hex"}, "schema(1)", '`mode` must be one of "text", "binary"'),
         ({"filePath": "a", "limit": 0}, "schema(1)", "`limit` breaks `minimum: 1`"),
         ({"filePath": "a", "limit": "many"}, "schema(1)", "`limit` must be of type integer, not string"),
