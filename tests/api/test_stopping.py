@@ -16,8 +16,10 @@ from typing import Any
 import httpx2
 import pytest
 
+import tandem.api.serve
 from tandem.api.listening import bind
-from tandem.core.kernel import StartError
+from tandem.core.engine.options import SECTIONS
+from tandem.core.kernel import StartError, load_manifest
 from tandem.testing import sse
 from tandem.testing.server import ServerProcess, until
 
@@ -154,3 +156,18 @@ def test_port_0_takes_one_free_port_on_every_address_of_the_host() -> None:
     assert sockets[0].getsockname()[1] > 0
     for bound in sockets:
         bound.close()
+
+
+def test_a_server_hands_the_interpreter_on_quickly() -> None:
+    usual = sys.getswitchinterval()
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            manifest = load_manifest(
+                {"tandem": 1, "model": {"plugin": "scripted"}, "server": {"port": taken.getsockname()[1]}},
+                sections=SECTIONS,
+            )
+            with pytest.raises(StartError, match="in use"):
+                tandem.api.serve.run(manifest)
+        assert sys.getswitchinterval() == pytest.approx(tandem.api.serve.SWITCH_S)
+    finally:
+        sys.setswitchinterval(usual)

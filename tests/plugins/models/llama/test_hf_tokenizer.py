@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tandem.plugins.models._hf.tokenizer import TextTokenizer, from_file, from_gguf_fields
+from tandem.plugins.models._hf.tokenizer import LONG, TextTokenizer, from_file, from_gguf_fields
 from tandem.plugins.models.llama.gguf_file import GgufFile
 
 SCRIPTS = {
@@ -91,6 +93,29 @@ def test_ids_equal_those_of_llama_cpp_for_every_splitter(split: str, smollm2_sou
 @given(text=st.text(max_size=40))
 def test_the_bytes_of_the_ids_are_the_bytes_of_the_text(tiny: Any, text: str) -> None:
     assert b"".join(map(tiny.tokenizer.token_bytes, tiny.tokenizer.encode(text))) == text.encode()
+
+
+def test_a_long_text_has_the_same_ids_and_stops_no_other_thread(tokenizer: TextTokenizer) -> None:
+    text = "".join(line + "\n" for line in mixed_lines(4000))
+    assert len(text) > 20 * LONG
+    stop, naps = threading.Event(), list[float]()
+
+    def nap() -> None:
+        while not stop.is_set():
+            start = time.perf_counter()
+            time.sleep(0.001)
+            naps.append(time.perf_counter() - start)
+
+    thread = threading.Thread(target=nap)
+    thread.start()
+    start = time.perf_counter()
+    ids = tokenizer.encode(text)
+    taken = time.perf_counter() - start
+    stop.set()
+    thread.join()
+    assert ids == tokenizer._tokenizer.encode(text, add_special_tokens=False).ids
+    assert len(naps) > 5, f"the other thread moved {len(naps)} times"
+    assert max(naps) < max(0.5 * taken, 0.05)
 
 
 def test_the_bytes_of_smollm2s_ids_are_the_bytes_of_the_text(tokenizer: TextTokenizer) -> None:
