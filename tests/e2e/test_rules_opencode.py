@@ -81,7 +81,7 @@ def test_the_third_identical_read_is_held_back_and_written_again(watched: Watch)
     assert on.decided() == [("same_call", "regenerate_call", "repeat(3)", True)]
     # neither the reminder nor the call that it was about ever comes back
     replayed = json.dumps(on.wire.turns[-1].body)
-    assert "times in a row" not in replayed
+    assert "times running" not in replayed
     assert [name for name, _ in on.wire.turns[-1].replayed_calls] == ["read", "read", "bash"]
 
 
@@ -143,7 +143,7 @@ def test_a_write_that_loops_is_stopped_and_the_next_request_knows(watched: Watch
     short = call("bash", command="for i in 1 2 3; do echo row; done > map.txt", description="Write the rows")
     run = on.agent.run(plan(endless(HEAD.format(file=file), "the map\n", ROW), short, "Written by a loop."))
     assert run.outcome.code == 0
-    assert run.text.startswith("[Tandem stopped the write call after ")
+    assert run.text.startswith("[Tandem broke off a call of write that had run to ")
     assert run.text.endswith("Written by a loop.")
     # what arrived of the call is nothing that can run, and opencode says so itself
     assert [name for name, _ in run.calls] == ["invalid", "bash"]
@@ -165,7 +165,7 @@ def test_a_write_that_loops_behind_the_gate_ends_the_answer_and_the_session_goes
     run = on.agent.run(plan(endless(HEAD.format(file=file), "the map\n", ROW)))
     assert run.outcome.code == 0
     assert run.calls == []
-    assert run.text.startswith("[Tandem stopped the write call after ")
+    assert run.text.startswith("[Tandem broke off a call of write that had run to ")
     assert run.text.endswith("Nothing of it was sent or run.]")
     assert run.finishes == ["stop"]
     again = on.agent.run(plan("In smaller steps, then."), "--continue", title=None)

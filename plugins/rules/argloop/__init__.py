@@ -54,8 +54,8 @@ See the table. Texts may use {tool}, {tokens}, {unit}, {copies}, {times} and {wh
 
 A model opens a write call, writes 3 KB of a game and then one 97-character row over and over. The call is stopped
 about 1,050 tokens after the loop began, and the client reads
-`[Tandem stopped the write call after 2,176 tokens: its arguments repeated one 97-character piece 211 times in a row.
-Nothing of it was sent or run.]`
+`[Tandem broke off a call of write that had run to 2,176 tokens, because the same 97 characters came 211 times running.
+All of it was thrown away.]`
 
 How the numbers were chosen: [the guard measured](rules/argloop.md).
 """
@@ -80,12 +80,14 @@ PARAMS = {
     "text": option(
         "string",
         "What the client reads instead of a call of which nothing was sent.",
-        "[Tandem stopped the {tool} call after {tokens} tokens: {what}. Nothing of it was sent or run.]",
+        "[Tandem broke off a call of {tool} that had run to {tokens} tokens, because {what}. All of it was thrown "
+        "away.]",
     ),
     "text_streamed": option(
         "string",
         "What the client reads behind a call that was being sent.",
-        "[Tandem stopped the {tool} call after {tokens} tokens: {what}. It was never finished, so it has not run.]",
+        "[Tandem broke off a call of {tool} that had run to {tokens} tokens, because {what}. Unfinished as it is, it "
+        "can't run.]",
     ),
     "note": option(
         "string",
@@ -221,8 +223,8 @@ def _end_of_retries(event: RequestEvent, task: Task, stops: Seq[Stop]) -> Action
 
 def _what(loop: Loop) -> str:
     if not loop.unit:
-        return "its arguments had grown far beyond the request and kept writing nearly the same"
-    return f"its arguments repeated one {loop.unit:,}-character piece {loop.copies:,} times in a row"
+        return "it had grown far beyond the request and went on with nearly the same"
+    return f"the same {loop.unit:,} characters came {loop.copies:,} times running"
 
 
 def _filled(text: str, **values: str | int) -> str:

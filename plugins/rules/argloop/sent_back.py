@@ -29,8 +29,8 @@ STAND_IN, REMARK = "invalid", "\nError message:"
 and behind it this."""
 
 MARKER = re.compile(
-    r"\[Tandem cut this (?P<tool>.{1,64}?) call: its arguments repeated one (?P<unit>[\d,]+)-character piece "
-    r"(?P<copies>[\d,]+) times, [^\n]*The call never ran\.\](?:" + REMARK + r"[\s\S]*)?\Z"
+    r"\[Tandem shortened this call of (?P<tool>.{1,64}?): the same (?P<unit>[\d,]+) characters came "
+    r"(?P<copies>[\d,]+) times running, [^\n]*It did not run\.\](?:" + REMARK + r"[\s\S]*)?\Z"
 )
 """What `_cut` writes at a call's end."""
 
@@ -137,8 +137,8 @@ def _cut(text: str, keep: int, tool: str | None = None) -> str | None:
     name = " ".join(tool.split())[:64] or "tool"
     begins = json.dumps(body[-found.length :][: min(SHOWN, found.unit)], ensure_ascii=False)
     return (
-        f"{body[:keep]}\n[Tandem cut this {name} call: its arguments repeated one {found.unit:,}-character piece "
-        f"{found.copies:,} times, beginning {begins}; {left}. The call never ran.]{remark}"
+        f"{body[:keep]}\n[Tandem shortened this call of {name}: the same {found.unit:,} characters came "
+        f"{found.copies:,} times running, beginning {begins}; {left}. It did not run.]{remark}"
     )
 
 

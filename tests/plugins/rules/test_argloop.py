@@ -55,15 +55,15 @@ def test_a_row_of_a_tile_map_written_over_and_over_is_stopped() -> None:
     assert action.detail["tokens"] <= len(HEAD) + 1024 + 64 + 16
     assert action.detail["copies"] == 10 == int(action.reason.partition("x")[2].rstrip(")"))
     assert action.text == (
-        f"[Tandem stopped the write call after {action.detail['tokens']:,} tokens: its arguments repeated one "
-        "97-character piece 10 times in a row. Nothing of it was sent or run.]"
+        f"[Tandem broke off a call of write that had run to {action.detail['tokens']:,} tokens, because the same 97 "
+        "characters came 10 times running. All of it was thrown away.]"
     )
 
 
 def test_a_call_that_was_being_sent_is_told_as_unfinished() -> None:
     action = write(stand(), HEAD + ROW * 100, streamed=True)
     assert action is not None
-    assert "It was never finished, so it has not run." in action.text
+    assert "Unfinished as it is, it can't run." in action.text
 
 
 def test_three_copies_of_a_long_piece_are_enough() -> None:
@@ -154,7 +154,7 @@ def test_an_endless_call_that_only_counts_up_is_stopped_by_its_size() -> None:
     assert stood.check(BlockEvent(call=nearly_alike(32_768))) is None
     action = only(stood.check(BlockEvent(call=nearly_alike(32_832))))
     assert action.reason == "tool_arg_size(32832)"
-    assert "32,832 tokens: its arguments had grown far beyond the request" in action.text
+    assert "32,832 tokens, because it had grown far beyond the request" in action.text
 
 
 def test_a_request_with_a_long_message_may_have_a_long_answer() -> None:
@@ -179,7 +179,7 @@ def test_the_next_request_with_tools_gets_the_note_once() -> None:
     note = only(stood.next_request(request("Go on.", tools=["write"])))
     assert note.kind is ActionKind.PROMPT_TAIL_NOTE
     assert "Your last write call was stopped" in note.text
-    assert "repeated one 97-character piece 10 times" in note.text
+    assert "the same 97 characters came 10 times" in note.text
     assert stood.next_request(request("Go on.", tools=["write"])) is None
 
 
@@ -230,9 +230,9 @@ def test_a_stopped_call_of_the_history_keeps_its_beginning_and_one_marker() -> N
     cut: str = told(messages, stand())[1]["tool_calls"][0]["function"]["arguments"]
     assert cut.startswith(sent[:1500])
     marker = cut[1500:]
-    assert marker.startswith("\n[Tandem cut this write call: its arguments repeated one 98-character piece 44 times")
+    assert marker.startswith("\n[Tandem shortened this call of write: the same 98 characters came 44 times")
     assert f"{len(sent) - 1500:,} characters of it are left out here" in marker
-    assert marker.endswith("The call never ran.]")
+    assert marker.endswith("It did not run.]")
     assert messages[1]["tool_calls"][0]["function"]["arguments"] == sent, "the client's own list is not changed"
 
 
@@ -256,7 +256,7 @@ def test_the_stand_in_of_opencode_is_cut_and_keeps_its_remark(as_text: bool) -> 
     function = cut[1]["tool_calls"][0]["function"]
     kept = json.loads(function["arguments"]) if as_text else function["arguments"]
     assert kept["tool"] == "bash"
-    assert "[Tandem cut this bash call" in kept["error"]
+    assert "[Tandem shortened this call of bash" in kept["error"]
     assert kept["error"].endswith("\nError message: Unterminated string")
     assert len(kept["error"]) < 2000
     assert len(cut[2]["content"]) < 2000, "the result quotes the call"
@@ -268,7 +268,7 @@ def stopped_notes(messages: list[dict[str, Any]]) -> list[str]:
         text
         for message in messages
         for text in [json.dumps(message)]
-        if message["role"] == "assistant" and "Tandem cut this" in text
+        if message["role"] == "assistant" and "Tandem shortened this" in text
     ]
 
 
@@ -310,7 +310,7 @@ def test_the_retry_of_a_stopped_call_gets_the_note() -> None:
     assert note is not None
     assert note.kind is ActionKind.PROMPT_TAIL_NOTE
     assert "write call was stopped while you wrote it" in note.text
-    assert "98-character piece" in note.text
+    assert "the same 98 characters" in note.text
 
 
 def test_after_two_equal_stops_the_answer_is_not_generated() -> None:
@@ -355,9 +355,7 @@ def test_without_tools_the_answer_is_generated() -> None:
 
 
 def test_a_text_that_speaks_of_a_cut_call_is_no_stop() -> None:
-    quoted = (
-        "[Tandem cut this write call: its arguments repeated one 9-character piece 9 times, x. The call never ran.]"
-    )
+    quoted = "[Tandem shortened this call of write: the same 9 characters came 9 times running, x. It did not run.]"
     messages = [USER, *call("write", '{"content": "' + quoted + " is what the marker says"), *stop()]
     action = retry(stand(), [*messages[:2], {"role": "tool", "tool_call_id": "c1", "content": "?"}, *messages[2:]])
     assert action is not None
