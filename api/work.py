@@ -23,7 +23,7 @@ from tandem.api.watching import (
     profile_of,
     sampled,
 )
-from tandem.core.conductor import RAW, Watch
+from tandem.core.conductor import ON, Watch
 from tandem.core.engine.constraint import Recipe
 from tandem.core.engine.request import Generate, Rank, SharedPrompt, Thinking
 from tandem.core.plugin import ClientMatch, Tool
@@ -56,7 +56,7 @@ async def chat_work(
     wanted = bool(ask.tools) and ask.tool_choice.mode != "none"
     profile = profile_of(conductor, headers, client, offers_tools=wanted)
     ask = replace(ask, messages=tuple(conductor.rewritten(ask.messages, mode, profile)))
-    rendered = await service.chat_prompt(ask, raw=conductor.mode_of(mode, profile) == RAW)
+    rendered = await service.chat_prompt(ask, raw=conductor.mode_of(mode, profile) != ON)
     room = _room(service, rendered.ids, ask, "messages")
     tools = offered_tools(ask.tools) if wanted else ()
     watch = begin_chat(

@@ -520,12 +520,13 @@ def test_a_rule_in_shadow_looks_at_calls_that_streamed_and_at_blocks_that_are_no
     assert seen == [("run", ""), (None, "unreadable")]
 
 
-def test_a_raw_request_reads_nothing_that_was_hidden_in_earlier_turns() -> None:
+@pytest.mark.parametrize("mode", ["raw", "shadow"])
+def test_a_request_in_which_nothing_is_done_reads_nothing_that_was_hidden_in_earlier_turns(mode: str) -> None:
     with host(lambda e, t, s: _both_points(e), (SP4, SP1)) as hidden, Box(formats=["qwen_xml"]) as plain:
         first = [{"role": "user", "content": "first " + json.dumps({"script": THOUGHTS})}]
         told = hidden.chat(first)
         later = [*first, {"role": "assistant", "content": told.text}, {"role": "user", "content": "more"}]
-        raw, expected = hidden.chat(later, headers={"X-Tandem": "raw"}), plain.chat(later)
+        raw, expected = hidden.chat(later, headers={"X-Tandem": mode}), plain.chat(later)
         assert "hidden_tokens" not in raw.usage["prompt_tokens_details"]
         assert raw.usage == expected.usage
         on = hidden.chat(later).usage["prompt_tokens_details"]
