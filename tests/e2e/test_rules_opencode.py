@@ -166,7 +166,7 @@ def test_a_write_that_loops_behind_the_gate_ends_the_answer_and_the_session_goes
     assert run.outcome.code == 0
     assert run.calls == []
     assert run.text.startswith("[Tandem broke off a call of write that had run to ")
-    assert run.text.endswith("Nothing of it was sent or run.]")
+    assert run.text.endswith("All of it was thrown away.]")
     assert run.finishes == ["stop"]
     again = on.agent.run(plan("In smaller steps, then."), "--continue", title=None)
     assert (again.text, again.finishes) == ("In smaller steps, then.", ["stop"])
