@@ -1,4 +1,4 @@
-"""`tandem policy`: check a policy of the session monitor, and print its JSON Schema."""
+"""`tandem policy`: check a policy of the session monitor, print it whole, and print its JSON Schema."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tandem.api.command.manifests import reported
-from tandem.core.conductor.policy import Policy, find_policy, known_rules, policy_schema, read_policy
+from tandem.core.conductor.policy import Policy, find_policy, known_rules, policy_schema, read_policy, whole
 from tandem.core.kernel import Problem, Registry
 
 
@@ -38,6 +39,20 @@ def check_command(file: str) -> None:
             click.echo(
                 f"tasks.{task.name}: its parameters are unchecked: {task.rule} can't be loaded: {reason}", err=True
             )
+
+
+@policy_command.command("show")
+@click.argument("file", default="default")
+def show_command(file: str) -> None:
+    """Print a policy whole, as YAML: every threshold and every text, those that it leaves to the rules too.
+
+    FILE is a file, or the name of a shipped policy. What is printed is a policy itself, to be changed and named in a
+    manifest (`conductor: {policy: FILE}`).
+    """
+    known = known_rules(Registry())
+    with reported():
+        policy = read_policy(find_policy(file, Path(), Problem(file, 0, "", "")), known)
+    click.echo(yaml.safe_dump(whole(policy, known), sort_keys=False, allow_unicode=True, width=118), nl=False)
 
 
 @policy_command.command("schema")

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from tandem.config import POLICIES
+from tandem.core.conductor.roster import GIVE_UP
 from tandem.core.kernel import ManifestError, Problem, Registry, nearest
 from tandem.core.kernel.schema import OptionCheck
 from tandem.core.kernel.yaml12 import Mark, Tree, parse
 from tandem.core.plugin import Rule
-from tandem.core.plugin.part import option
+from tandem.core.plugin.part import option, with_defaults
 
 FORM = 1
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -200,6 +201,19 @@ def known_rules(registry: Registry, loaded: Iterable[str] | None = None) -> dict
     names = registry.names("rules")
     wanted = frozenset(names if loaded is None else loaded)
     return {name: registry.load("rules", name) if name in wanted else None for name in names}
+
+
+def whole(policy: Policy, known: Known) -> dict[str, Any]:
+    """The policy as a mapping that leaves nothing to the defaults of rules that could be loaded."""
+    tasks: dict[str, Any] = {}
+    for task in policy.tasks:
+        rule = known.get(task.rule)
+        options = with_defaults(rule.options, task.options) if rule is not None else dict(task.options)
+        tasks[task.name] = {"rule": task.rule, **options}
+    shared: dict[str, Any] = {"policy": FORM, "caps": dict(policy.caps), "texts": {"give_up": GIVE_UP, **policy.texts}}
+    if policy.budget_ms is not None:
+        shared["budget_ms"] = policy.budget_ms
+    return {**shared, "tasks": tasks}
 
 
 # ------------------------------------------------------------------------------------------------------- on duty

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import jsonschema
+import yaml
 from click.testing import CliRunner, Result
 
 from tandem.api.command import main
@@ -60,3 +61,24 @@ def test_a_manifest_with_a_wrong_policy_is_told_by_check(tmp_path: Path) -> None
     manifest.write_text("tandem: 1\nmodel: {plugin: scripted}\nconductor:\n  policy: nowhere\n")
     result = CliRunner().invoke(main, ["check", str(manifest)])
     assert f"{manifest}:4: conductor.policy: no policy is called `nowhere`" in result.output
+
+
+def test_a_policy_is_shown_whole_and_what_is_shown_is_the_same_policy(tmp_path: Path) -> None:
+    result = run("show")
+    assert result.exit_code == 0
+    shown = yaml.safe_load(result.output)
+    assert list(shown["tasks"]) == list(shipped_tasks())
+    registry = Registry()
+    for task in shown["tasks"].values():
+        rule = registry.load("rules", task["rule"])
+        assert rule is not None
+        assert set(task) == {"rule", "mode", *rule.params}, "a threshold or a text is missing"
+    assert shown["texts"]["give_up"].startswith("[Tandem")
+    path = tmp_path / "mine.yaml"
+    path.write_text(result.output, "utf-8")
+    assert run("check", str(path)).exit_code == 0
+    assert run("show", str(path)).output == result.output
+
+
+def test_a_policy_that_is_not_there_is_told_when_it_is_to_be_shown() -> None:
+    assert run("show", "no-such-policy").exit_code == 2
