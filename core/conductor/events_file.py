@@ -12,9 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import queue
 import sqlite3
-import threading
 import time
 import uuid
 from collections.abc import Mapping
@@ -24,6 +22,7 @@ from typing import Any
 
 from tandem.core.conductor.journal import Entry, Journal, Label, Outcome, Query
 from tandem.core.kernel import sqlite
+from tandem.core.kernel.batches import Batches
 from tandem.core.plugin import state_dir
 
 log = logging.getLogger("tandem.conductor")
@@ -76,28 +75,19 @@ class EventsFile:
         self.run = uuid.uuid4().hex
         """Tells this process's requests from those of others, which count from 1 as well."""
         self._keep_s = days * 86400
-        self._queue: queue.Queue[Item | threading.Event | None] = queue.Queue(PENDING)
         self._rows = self._dropped = 0
         self._broken = ""
         self._prune_at = 0.0
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._items: Batches[Item] = Batches(self._try, "tandem-journal", room=PENDING, most=BATCH)
 
     def add(self, item: Item) -> None:
         """Write the item soon. One that finds no room is dropped and counted."""
-        if self._thread is None:
-            with self._lock:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="tandem-journal", daemon=True)
-                    self._thread.start()
-        try:
-            self._queue.put_nowait(item)
-        except queue.Full:
+        if not self._items.put(item):
             self._dropped += 1
 
     def select(self, query: Query) -> list[dict[str, Any]] | None:
         """The newest rows that fit, newest first; None when the file is not there or can't be read."""
-        self._flush()
+        self._items.flush(FLUSH_S)
         if self._broken or not self.path.is_file():
             return None
         try:
@@ -116,38 +106,22 @@ class EventsFile:
 
     def close(self) -> None:
         """Write what waits. Safe to call twice."""
-        thread = self._thread
-        if thread is not None and thread.is_alive():
-            try:
-                self._queue.put(None, timeout=1)
-            except queue.Full:
-                return
-            thread.join(sqlite.BUSY_S + 1)
+        self._items.close(sqlite.BUSY_S + 1)
 
     # -------------------------------------------------------------------------------------------- on its own thread
 
-    def _run(self) -> None:
-        closing = False
-        while not closing:
-            items = [self._queue.get()]
-            while not self._queue.empty() and len(items) < BATCH:
-                items.append(self._queue.get_nowait())
-            closing = None in items
-            known = [item for item in items if isinstance(item, Item)]
-            try:
-                if known:
-                    self._write(known)
-                    self._rows += len(known)
-                    self._mended()
-            except (OSError, sqlite3.Error, sqlite.SchemaError) as error:
-                self._dropped += len(known)
-                self._tell(error)
-            except Exception as error:  # whatever a detail holds, the thread goes on
-                self._dropped += len(known)
-                log.exception("%s: %d rows of the journal are lost: %s", self.path, len(known), error)
-            for item in items:
-                if isinstance(item, threading.Event):
-                    item.set()
+    def _try(self, items: list[Item]) -> None:
+        try:
+            self._write(items)
+        except (OSError, sqlite3.Error, sqlite.SchemaError) as error:
+            self._dropped += len(items)
+            self._tell(error)
+        except Exception as error:  # whatever a detail holds
+            self._dropped += len(items)
+            log.exception("%s: %d rows of the journal are lost: %s", self.path, len(items), error)
+        else:
+            self._rows += len(items)
+            self._mended()
 
     def _write(self, items: list[Item]) -> None:
         sqlite.make(self.path)  # one that was moved away meanwhile is made anew
@@ -182,17 +156,6 @@ class EventsFile:
             "DELETE FROM conductor_texts WHERE hash NOT IN (SELECT text_hash FROM conductor_events "
             "WHERE text_hash IS NOT NULL)"
         )
-
-    def _flush(self) -> None:
-        """Wait until what was added is written, but not for long."""
-        if self._thread is None or not self._thread.is_alive():
-            return
-        done = threading.Event()
-        try:
-            self._queue.put(done, timeout=FLUSH_S)
-        except queue.Full:
-            return
-        done.wait(FLUSH_S)
 
     def _tell(self, error: Exception) -> None:
         """Say once what is wrong, until it is mended."""

@@ -7,9 +7,7 @@ queue, so a slow or broken disk costs rows, which are counted, and never a reque
 from __future__ import annotations
 
 import logging
-import queue
 import sqlite3
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -17,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from tandem.core.kernel import sqlite
+from tandem.core.kernel.batches import Batches
 from tandem.core.kernel.sqlite import BUSY_S
 
 log = logging.getLogger("tandem.ledger")
 
 PENDING = 4096
 """Rows that may wait for the disk."""
+BATCH = 256
+"""Rows that one transaction writes, at most."""
 PRUNE_S = 86400.0
 
 
@@ -117,20 +118,16 @@ class Ledger:
         """Makes the file (mode 0600), or brings an older one up to date in place. Raises LedgerError."""
         self.path = path
         self._retention_s = retention_days * 86400
-        self._queue: queue.Queue[Row | None] = queue.Queue(PENDING)
         self._counts = {"rows": 0, "dropped": 0}
         self.error: str | None = None
         """Why the last rows that were tried are lost; None when they were written."""
         self._prune_at = 0.0
         _prepare(path)
-        self._thread = threading.Thread(target=self._run, name="tandem-ledger", daemon=True)
-        self._thread.start()
+        self._rows: Batches[Row] = Batches(self._try, "tandem-ledger", room=PENDING, most=BATCH)
 
     def add(self, row: Row) -> None:
         """Write the row soon. One that finds no room is dropped and counted."""
-        try:
-            self._queue.put_nowait(row)
-        except queue.Full:
+        if not self._rows.put(row):
             self._counts["dropped"] += 1
 
     def stats(self) -> Mapping[str, int]:
@@ -139,26 +136,17 @@ class Ledger:
 
     def close(self) -> None:
         """Write what waits. Safe to call twice."""
-        if self._thread.is_alive():
-            self._queue.put(None)
-            self._thread.join(BUSY_S + 1)
+        self._rows.close(BUSY_S + 1)
 
-    def _run(self) -> None:
-        closing = False
-        while not closing:
-            rows = [self._queue.get()]
-            while not self._queue.empty() and len(rows) < 256:
-                rows.append(self._queue.get_nowait())
-            closing = None in rows
-            known = [row for row in rows if row is not None]
-            try:
-                self._write(known)
-                self._counts["rows"] += len(known)
-                self.error = None
-            except Exception as error:  # of the disk, or of a file that was damaged: whatever it is, rows go on coming
-                self._counts["dropped"] += len(known)
-                self.error = str(error)
-                log.warning("%s: %d rows are lost: %s", self.path, len(known), error)
+    def _try(self, rows: list[Row]) -> None:
+        try:
+            self._write(rows)
+            self._counts["rows"] += len(rows)
+            self.error = None
+        except Exception as error:  # of the disk, or of a file that was damaged: whatever it is, rows go on coming
+            self._counts["dropped"] += len(rows)
+            self.error = str(error)
+            log.warning("%s: %d rows are lost: %s", self.path, len(rows), error)
 
     def _write(self, rows: list[Row]) -> None:
         connection = sqlite.connect(self.path)  # a file that was moved away meanwhile is made anew

@@ -10,16 +10,13 @@ name, and N + 1 is begun. No name is ever used twice, so a server that still has
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
-import queue
 import re
 import sqlite3
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence as Seq
@@ -27,6 +24,7 @@ from pathlib import Path
 
 from tandem.core.engine import turnrows
 from tandem.core.engine.replay import Turn
+from tandem.core.kernel.batches import Batches
 from tandem.core.plugin import Model
 
 log = logging.getLogger("tandem.replay")
@@ -52,8 +50,9 @@ TOUCH_S = 86400.0
 FEW = 8
 """So many turns of one place are looked at, at most."""
 
-Item = Turn | bytes | threading.Event | None
-"""What the thread is given: a turn to write, the key of one that is in use, somebody who waits, or the end."""
+Item = Turn | bytes | None
+"""What the thread is given: a turn to write, the key of one that is in use, or nothing, when it is to look at the file
+itself."""
 
 
 def author(model: Model, tags: tuple[str, str] | None) -> bytes:
@@ -87,10 +86,10 @@ class TurnFile:
         self._budget = budget
         self._keep_s = days * 86400
         self._now = now
-        self._queue: queue.Queue[tuple[int, Item]] = queue.Queue(PENDING)
+        self._items: Batches[tuple[int, Item]] = Batches(
+            self._guarded, "tandem-turns", room=PENDING, most=BATCH, last=self._close_writer
+        )
         """Each with how often everything had been forgotten by then."""
-        self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
         self._closed = False
         self._to_forget = self._forgotten = 0
         """How often everything was to be forgotten, and how often it was."""
@@ -142,12 +141,11 @@ class TurnFile:
     def clear(self) -> None:
         """Forget everything, the turns of other models too. From now on nothing is found; the file is emptied soon."""
         self._to_forget += 1
-        self._post(threading.Event())
+        self._post(None)
 
     def settle(self, timeout: float = WRITE_WAIT_S) -> bool:
         """Wait until what was asked for so far is done, or could not be; False when that took too long."""
-        done = threading.Event()
-        return self._post(done) and done.wait(timeout)
+        return self._items.flush(timeout)
 
     def stats(self) -> Mapping[str, int]:
         """`bytes` of the file, `entries` of this model in it, and this process's own counts."""
@@ -164,28 +162,14 @@ class TurnFile:
 
     def close(self) -> None:
         """Write what waits, and let go of the file. Safe to call twice."""
-        with self._starting:
-            self._closed = True
-        if self._thread is not None and self._thread.is_alive():
-            with contextlib.suppress(queue.Full):
-                self._queue.put((self._to_forget, None), timeout=WRITE_WAIT_S)
-            self._thread.join(2 * WRITE_WAIT_S)
+        self._closed = True
+        self._items.close(2 * WRITE_WAIT_S)
         with self._lock:
             self._close_reader()
 
     def _post(self, item: Item) -> bool:
         """Hand something to the thread; False when it takes nothing more."""
-        with self._starting:
-            if self._closed:
-                return False
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="tandem-turns", daemon=True)
-                self._thread.start()
-        try:
-            self._queue.put_nowait((self._to_forget, item))
-        except queue.Full:
-            return False
-        return True
+        return self._items.put((self._to_forget, item))
 
     def _open_reader(self) -> sqlite3.Connection | None:
         """The reader's connection; None while there is no file that can be read, or what is in it is to be forgotten.
@@ -219,7 +203,7 @@ class TurnFile:
         self._close_reader()
         if turnrows.is_damage(error):
             self._damaged = self._read_from
-            self._post(threading.Event())  # so that the thread sees to it
+            self._post(None)  # so that the thread sees to it
 
     def _latest(self) -> Path | None:
         """The file in use."""
@@ -233,23 +217,6 @@ class TurnFile:
         return self._folder / f"turns-v{turnrows.VERSION}-{number}.sqlite"
 
     # ------------------------------------------------------------------------------------------------- on the thread
-
-    def _run(self) -> None:
-        if sys.platform == "linux":  # where a thread has a priority of its own: the model's threads go first
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        closing = False
-        while not closing:
-            batch = [self._queue.get()]
-            with contextlib.suppress(queue.Empty):
-                while len(batch) < BATCH:
-                    batch.append(self._queue.get_nowait())
-            closing = any(item is None for _, item in batch)
-            self._guarded(batch)
-            for _, item in batch:
-                if isinstance(item, threading.Event):
-                    item.set()
-        self._close_writer()
 
     def _guarded(self, batch: Seq[tuple[int, Item]]) -> None:
         """Write a batch, into a new file if this one is damaged. What fails costs the batch alone."""
