@@ -49,6 +49,15 @@ def profile_of(
         raise FieldError("X-Tandem-Profile", str(error)) from None
 
 
+async def rewritten(conductor: Conductor, ask: ChatRequest, mode: str | None, profile: Profile) -> ChatRequest:
+    """The request with its messages as the rules that act want them read. Rules are never asked on the event loop: one
+    that hangs would hold up every stream."""
+    if not conductor.rewrites(mode, profile):
+        return ask
+    messages = await asyncio.to_thread(conductor.rewritten, ask.messages, mode, profile)
+    return replace(ask, messages=tuple(messages))
+
+
 def begin_chat(
     conductor: Conductor,
     ask: ChatRequest,
@@ -107,7 +116,7 @@ def begin_plain(
 
 
 async def planned(watch: Watch) -> Plan:
-    """What the rules want before the prefill. Asked off the event loop: a rule may take its time."""
+    """What the rules want before the prefill."""
     if not (watch.wants(SafePoint.SP4) or watch.wants(SafePoint.LABEL)):
         return Plan()
     return await asyncio.to_thread(watch.plan)

@@ -21,9 +21,10 @@ from tandem.api.watching import (
     hidden_closing,
     planned,
     profile_of,
+    rewritten,
     sampled,
 )
-from tandem.core.conductor import ON, Watch
+from tandem.core.conductor import ON, Plan, Watch
 from tandem.core.engine.constraint import Recipe
 from tandem.core.engine.request import Generate, Rank, SharedPrompt, Thinking
 from tandem.core.plugin import ClientMatch, Tool
@@ -55,11 +56,13 @@ async def chat_work(
     mode = asked_mode(headers)
     wanted = bool(ask.tools) and ask.tool_choice.mode != "none"
     profile = profile_of(conductor, headers, client, offers_tools=wanted)
-    ask = replace(ask, messages=tuple(conductor.rewritten(ask.messages, mode, profile)))
+    ask = await rewritten(conductor, ask, mode, profile)
     rendered = await service.chat_prompt(ask, raw=conductor.mode_of(mode, profile) != ON)
     room = _room(service, rendered.ids, ask, "messages")
     tools = offered_tools(ask.tools) if wanted else ()
-    watch = begin_chat(
+    # Off the loop as well: the calls of a long conversation are many.
+    watch = await asyncio.to_thread(
+        begin_chat,
         conductor,
         ask,
         client,
@@ -78,14 +81,7 @@ async def chat_work(
         room = _room(service, rendered.ids, ask, "messages")
     if plan.sampling is not None:
         ask = replace(ask, sampling=sampled(ask.sampling, plan.sampling, service.recommended_sampling))
-    constraint = await _constraint(service, ask, tools)
-    if ask.document is None and (document := document_of(plan)) is not None:
-        try:
-            constraint = await _constraint(service, replace(ask, document=document), tools)
-        except ApiError as error:  # the rule's mistake, not the client's
-            log.warning("a rule's document can't be used, and the answer is free: %s", error.message)
-        else:
-            ask = replace(ask, document=document)
+    ask, constraint = await _constrained(service, ask, plan, tools)
     json_answer = ask.document is not None and ask.document.is_json
     may_spend = budget(ask.wish, room, service.answer_reserve, len(notation.closing), wants_reserve=json_answer)
     thinking = notation.thinking(
@@ -119,6 +115,22 @@ async def chat_work(
     )
     recorder = service.recorder(ask, rendered, first.calls)
     return Work(_choices(first, ask.n), recorder, rendered.replayed, watch)
+
+
+async def _constrained(
+    service: Service, ask: ChatRequest, plan: Plan, tools: Seq[Tool]
+) -> tuple[ChatRequest, Recipe | None]:
+    """The request with what its answer is to be, and the constraint that makes it so.
+
+    A rule's document stands where the client asked for none; one that can't be used is the rule's mistake, and leaves
+    the answer free."""
+    if ask.document is None and (document := document_of(plan)) is not None:
+        documented = replace(ask, document=document)
+        try:
+            return documented, await _constraint(service, documented, tools)
+        except ApiError as error:
+            log.warning("a rule's document can't be used, and the answer is free: %s", error.message)
+    return ask, await _constraint(service, ask, tools)
 
 
 async def _constraint(service: Service, ask: ChatRequest, tools: Seq[Tool]) -> Recipe | None:

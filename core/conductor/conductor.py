@@ -12,7 +12,7 @@ from tandem.core.conductor.events_file import journal_of
 from tandem.core.conductor.journal import Journal
 from tandem.core.conductor.options import CONDUCTOR_OPTIONS
 from tandem.core.conductor.profiles import Profile
-from tandem.core.conductor.roster import lowest
+from tandem.core.conductor.roster import ON, lowest
 from tandem.core.conductor.sessions import Sessions
 from tandem.core.conductor.supervisor import Supervisor, Watch
 from tandem.core.conductor.sweep import Notifier, Sweep
@@ -82,6 +82,10 @@ class Conductor:
             profile = named or self.profile_of(request.client, offers_tools=bool(request.tools))
         request = replace(request, profile=profile.name)
         return self.supervisor.begin(request, profile.roster, self.mode_of(mode, profile))
+
+    def rewrites(self, mode: str | None, profile: Profile) -> bool:
+        """Whether any rule that acts would look at the messages."""
+        return self.mode_of(mode, profile) == ON and profile.roster.rewrites
 
     def rewritten(self, messages: Seq[Mapping[str, Any]], mode: str | None, profile: Profile) -> Seq[Mapping[str, Any]]:
         """The messages as the rules that act want them read."""

@@ -64,6 +64,11 @@ class Roster:
                 posts.append(Post(Task(name, mode, params), rule))
         return cls(tuple(posts), **shared)
 
+    @property
+    def rewrites(self) -> bool:
+        """Whether a task that acts changes messages before they are read."""
+        return any(post.acts and post.rule.rewrite is not None for post in self.posts)
+
     def at(self, point: SafePoint) -> list[Post]:
         return [post for post in self.posts if point in post.rule.points]
 

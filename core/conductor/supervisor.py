@@ -246,22 +246,21 @@ class Watch:
 
         `write` puts a reminder to the model so that it writes the calls again; False when there is no room for it.
         """
-        repairs: dict[int, Mapping[str, Any]] = {}
+        repairs: dict[int, Act] = {}
         again: list[Act] = []
         for place, event in enumerate(events):
             for post, action in self._ask(SafePoint.SP3, event):
                 if not self._allowed(post, SafePoint.SP3, action) or not self._may(post, action, quiet=True):
                     self._seen(post, SafePoint.SP3, action)
                 elif action.kind is ActionKind.REPAIR_CALL:
-                    repairs[place] = action.detail["arguments"]
-                    self.done(Act(post, action), SafePoint.SP3)
+                    repairs[place] = Act(post, action)
                 elif action.kind is ActionKind.GIVE_UP:
                     self.done(Act(post, action), SafePoint.SP3)
                     return Verdict(give_up=action.text, by=post.task.name)
                 else:
                     again.append(Act(post, action))
         if not again:
-            return Verdict(repairs)
+            return self._released(repairs)
         text = "\n\n".join(dict.fromkeys(act.action.text for act in again))
         reason = self._hindrance(again[0], events)
         if not reason and not write(text):
@@ -276,11 +275,17 @@ class Watch:
             told = replace(act.action, detail={**act.action.detail, "instead": f"{end}({reason})"})
             self._journal(act.post, SafePoint.SP3, told, done=False)
         if not must:
-            return Verdict(repairs)
+            return self._released(repairs)
         parting = str(must[0].action.detail.get("give_up") or self.roster.give_up)
         act = Act(must[0].post, Action.give_up(parting, f"{must[0].action.reason}, {reason}"))
         self.done(act, SafePoint.SP3)
         return Verdict(give_up=act.action.text, by=act.post.task.name)
+
+    def _released(self, repairs: Mapping[int, Act]) -> Verdict:
+        """The calls go out, and these of them repaired."""
+        for act in repairs.values():
+            self.done(act, SafePoint.SP3)
+        return Verdict({place: act.action.detail["arguments"] for place, act in repairs.items()})
 
     def look(self, events: Seq[Event]) -> None:
         """Ask the rules at SP3 that do not act about calls that have gone out, and journal what they say."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -549,3 +551,25 @@ def test_a_session_knows_whether_a_request_of_it_runs() -> None:
 
 def _long() -> dict[str, Any]:
     return {"role": "user", "content": json.dumps({"script": ["word ", {"sleep_ms": 20}] * 200})}
+
+
+def test_a_rewrite_that_hangs_holds_up_no_other_stream() -> None:
+    def hangs(messages: Any, task: Any) -> None:
+        if "slow" in str(messages[-1]["content"]):
+            time.sleep(0.5)
+
+    rule = Rule("r", at=SP4, check=once(None), rewrite=hangs)
+    with Box(plugins=[plugin(rule)], rules=["r"], conductor={"rule_budget_ms": 100}) as box:
+        gaps: list[float] = []
+        body = {"messages": [_long()], "stream": True}
+        with box.streaming("/v1/chat/completions", body) as (_, data):
+            next(data)
+            slow = threading.Thread(target=box.chat, args=("slow",))
+            slow.start()
+            last = time.monotonic()
+            while slow.is_alive():
+                next(data)
+                gaps.append(time.monotonic() - last)
+                last = time.monotonic()
+            slow.join()
+        assert max(gaps) < 0.3, "the event loop stood still while a rule was waited for"

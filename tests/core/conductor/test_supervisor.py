@@ -386,6 +386,17 @@ def test_calls_go_out_when_nobody_objects() -> None:
     assert room.journal.entries() == []
 
 
+def test_a_repair_of_calls_that_are_written_again_is_not_counted_as_done() -> None:
+    room = Room(
+        rule("a", Action.repair_call({"x": 1}, "fixed"), at=SP3),
+        rule("b", Action.regenerate_call("again", "bad"), at=SP3),
+    )
+    watch = room.begin()
+    assert watch.calls([call_event()], Told()).again
+    assert ("a", True) not in room.entries("rule", "done")
+    assert watch.acts == 1
+
+
 def test_one_bad_call_sends_all_of_them_back_with_every_reminder_once() -> None:
     room = Room(
         rule("a", Action.regenerate_call("do b first", "x"), at=SP3),
