@@ -387,10 +387,8 @@ def test_calls_go_out_when_nobody_objects() -> None:
 
 
 def test_a_repair_of_calls_that_are_written_again_is_not_counted_as_done() -> None:
-    room = Room(
-        rule("a", Action.repair_call({"x": 1}, "fixed"), at=SP3),
-        rule("b", Action.regenerate_call("again", "bad"), at=SP3),
-    )
+    mends, objects = Action.repair_call({"x": 1}, "fixed"), Action.regenerate_call("again", "bad")
+    room = Room(rule("a", mends, at=SP3), rule("b", objects, at=SP3))
     watch = room.begin()
     assert watch.calls([call_event()], Told()).again
     assert ("a", True) not in room.entries("rule", "done")

@@ -17,22 +17,12 @@ from tandem.core.engine import memory
 from tandem.core.engine.caches import CacheStack
 from tandem.core.engine.engine import Engine
 from tandem.core.engine.generation import Phase
-from tandem.core.engine.memory import (
-    DRAWING,
-    EVENTS,
-    LEAST_ANSWER,
-    LEAST_WORKSPACE,
-    LOGIT,
-    RECHECK_S,
-    WORKSPACE_KV,
-    Limits,
-    MemoryGate,
-    Sizes,
-)
+from tandem.core.engine.memory import EVENTS, RECHECK_S, Limits, MemoryGate
 from tandem.core.engine.meter import Reading
 from tandem.core.engine.options import SERVER_OPTIONS
 from tandem.core.engine.placing import JOINT_ROWS
 from tandem.core.engine.request import Event, Failed, Finished, Generate, NoMemory, PlacedPicture, SharedPrompt
+from tandem.core.engine.sizes import DRAWING, LEAST_ANSWER, LEAST_WORKSPACE, LOGIT, WORKSPACE_KV, Sizes
 from tandem.core.kernel import StartError
 from tandem.core.plugin import CacheTier, Match
 from tandem.core.plugin.part import with_defaults

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tandem.core.engine.generation import Generation, Phase
-from tandem.core.engine.memory import Sizes
 from tandem.core.engine.request import Generate
 from tandem.core.engine.round import run_round
+from tandem.core.engine.sizes import Sizes
 from tandem.core.plugin import Block, Checkpoint
 from tandem.core.plugin.part import with_defaults
 from tandem.plugins.models.llama import OPTIONS, describe

@@ -12,9 +12,9 @@ from PIL import Image
 from qwen35_tiny import IMAGE, PREPROCESSOR, Tiny, load, text
 
 from tandem.core.engine.generation import Generation, Phase
-from tandem.core.engine.memory import Sizes
 from tandem.core.engine.request import Generate, PlacedPicture, SharedPrompt
 from tandem.core.engine.round import run_round
+from tandem.core.engine.sizes import Sizes
 from tandem.core.plugin.vision import ImageProcessor, Picture
 from tandem.testing.measure import peak_bytes
 
