@@ -16,7 +16,8 @@ from tandem.core.engine.replay import ReplayStore, Written
 from tandem.core.engine.request import Generate
 from tandem.core.engine.splice import Splicer
 from tandem.core.plugin import ModelBuilder, Options, hookimpl
-from tandem.plugins.models.scripted import ASSISTANT, END, TOOL, USER, ByteTokenizer, ScriptedModel
+from tandem.plugins.models.scripted import ScriptedModel
+from tandem.plugins.models.scripted.tokens import ASSISTANT, END, TOOL, USER, ByteTokenizer
 from tandem.testing.box import Box
 
 CHAT = "/v1/chat/completions"

@@ -16,7 +16,8 @@ import torch
 from openai.types.chat import ChatCompletionMessage
 
 from tandem.core.plugin import ModelBuilder, Options, hookimpl
-from tandem.plugins.models.scripted import ASSISTANT, END, TOOL, ByteTokenizer, ScriptedModel, ScriptedSequence
+from tandem.plugins.models.scripted import ScriptedModel, ScriptedSequence
+from tandem.plugins.models.scripted.tokens import ASSISTANT, END, TOOL, ByteTokenizer
 from tandem.testing.box import Box
 from tandem.testing.server import until
 

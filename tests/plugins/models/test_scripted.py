@@ -12,7 +12,9 @@ from tandem.core.engine.prompt import Prompt
 from tandem.core.engine.request import Finished, Generate, Piece, Sampling
 from tandem.core.engine.round import run_round
 from tandem.core.plugin import Block
-from tandem.plugins.models.scripted import ASSISTANT, END, ByteTokenizer, ScriptedModel, find_told
+from tandem.plugins.models.scripted import ScriptedModel
+from tandem.plugins.models.scripted.script import find_told
+from tandem.plugins.models.scripted.tokens import ASSISTANT, END, ByteTokenizer
 
 
 def model(**options: Any) -> ScriptedModel:

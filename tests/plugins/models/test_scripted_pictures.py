@@ -10,7 +10,8 @@ from PIL import Image
 
 from tandem.core.plugin import Block, ImageRows
 from tandem.core.plugin.vision import Picture
-from tandem.plugins.models.scripted import IMAGE, ByteTokenizer, ScriptedModel
+from tandem.plugins.models.scripted import ScriptedModel
+from tandem.plugins.models.scripted.tokens import IMAGE, ByteTokenizer
 
 
 def model(**options: Any) -> ScriptedModel:
