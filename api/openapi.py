@@ -77,7 +77,9 @@ ROUTES: Mapping[str, About] = {
         (401,),
     ),
     "/v1/cache/clear": About(
-        "Empties every cache tier and forgets earlier turns; running answers go on.", "CacheCleared", (401,)
+        "Empties every cache tier and forgets earlier turns, with what rules wrote into them; running answers go on.",
+        "CacheCleared",
+        (401,),
     ),
     "/v1/conductor/config": About(
         "The conductor's documents as they are in force, and what is wrong with newer versions.", "Config", (401,)

@@ -282,9 +282,11 @@ class Service:
         return dict(self._replays.store.stats()) if self._replays is not None else {}
 
     def forget_turns(self) -> None:
-        """Earlier turns are read as they are sent from now on."""
+        """Earlier turns are read as they are sent from now on, without the notes that rules gave them."""
         if self._replays is not None:
             self._replays.store.clear()
+        if self._notes is not None:
+            self._notes.clear()
 
     async def plain_prompt(self, prompt: PlainPrompt) -> list[int]:
         """The token ids of a completion's prompt. Raises ApiError when it holds none."""

@@ -573,3 +573,13 @@ def test_a_rewrite_that_hangs_holds_up_no_other_stream() -> None:
                 last = time.monotonic()
             slow.join()
         assert max(gaps) < 0.3, "the event loop stood still while a rule was waited for"
+
+
+def test_what_is_forgotten_with_the_caches_is_read_as_it_was_sent() -> None:
+    with host(note_when("first", "Be brief."), SP4) as box:
+        first = [{"role": "user", "content": "first"}]
+        told = box.chat(first)
+        later = [*first, {"role": "assistant", "content": told.text}, {"role": "user", "content": "more"}]
+        assert box.chat(later).usage["prompt_tokens_details"]["hidden_tokens"] > 0
+        assert box.post("/v1/cache/clear").status_code == 200
+        assert "hidden_tokens" not in box.chat(later).usage["prompt_tokens_details"]
